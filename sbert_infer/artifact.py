@@ -1,0 +1,192 @@
+"""The artifact: one ONNX file that also carries its manifest and tokenizer. The contract between export and runtime.
+
+    graph bytes | tokenizer entry | manifest entry | seal entry
+                ^ offset                           ^ sha256 of everything before
+
+Each entry is an ONNX metadata property; protobuf messages concatenate, so the file stays an ordinary model. The seal
+has a fixed size, so all of it is read from the end, and checked, before any parser or native library sees the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from .errors import ArtifactError, CorruptError, VersionError
+from .protobuf import bytes_field, external_locations
+from .protobuf import fields as protobuf_fields
+
+__all__ = [
+    "FORMAT_VERSION",
+    "PRODUCER",
+    "Artifact",
+    "DataFile",
+    "Manifest",
+    "append_metadata",
+    "open_artifact",
+    "sha256",
+]
+
+FORMAT_VERSION = 1
+PRODUCER = "sbert-infer"  # the model's producer_name, near the file's start: tells a torn artifact from a foreign file
+
+_METADATA_PROPS = 14  # ModelProto's field number
+_TOKENIZER, _MANIFEST, _SEAL = "sbert_infer.tokenizer", "sbert_infer.manifest", "sbert_infer.seal"
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file beside the model that holds weights (models over 2 GB)."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that the runtime needs to know beyond the graph and the tokenizer."""
+
+    name: str
+    architecture: str
+    precision: str  # fp32 or int8
+    dim: int
+    max_length: int
+    pooling: tuple[str, ...]
+    include_prompt: bool  # False: the graph has an optional input `prompt_length`
+    normalized: bool  # the graph's vectors have length 1
+    prompts: Mapping[str, str]
+    default_prompt_name: str | None
+    similarity: str
+    truncate_dim: int | None
+    pad_id: int
+    padding_side: str
+    truncation_side: str
+    weights_sha256: str
+    parity: Mapping[str, Any]
+    fusion: Mapping[str, int]
+    versions: Mapping[str, str]
+    data_files: tuple[DataFile, ...] = ()
+    format_version: int = FORMAT_VERSION
+
+    def to_json(self) -> str:
+        """The manifest as JSON."""
+        return json.dumps(asdict(self), ensure_ascii=False, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """Read a manifest; an unknown or missing key raises, since dropping one could change the vectors."""
+        entries = json.loads(text)
+        found = entries.get("format_version")
+        if not isinstance(found, int) or found > FORMAT_VERSION:
+            raise VersionError(
+                f"artifact format {found}, this sbert-infer reads up to {FORMAT_VERSION}: upgrade sbert-infer"
+            )
+        if odd := set(entries) ^ {field.name for field in fields(cls)}:
+            raise ArtifactError(f"manifest keys missing or unknown: {', '.join(sorted(odd))}")
+        entries["pooling"] = tuple(entries["pooling"])
+        entries["data_files"] = tuple(DataFile(**entry) for entry in entries["data_files"])
+        return cls(**entries)
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact whose bytes have been checked."""
+
+    path: Path
+    manifest: Manifest
+    tokenizer_json: str
+
+
+def append_metadata(file: BinaryIO, manifest: Manifest, tokenizer_json: str) -> None:
+    """Turn a file that holds just an ONNX model into an artifact. `file` is open for reading and writing."""
+    offset = file.seek(0, 2)
+    file.write(_entry(_TOKENIZER, tokenizer_json) + _entry(_MANIFEST, manifest.to_json()))
+    file.flush()
+    file.seek(0)
+    digest = sha256(file)
+    file.seek(0, 2)
+    file.write(_seal(digest, offset))
+    file.flush()
+
+
+def sha256(file: BinaryIO) -> str:
+    """The hash of the rest of an open file."""
+    digest = hashlib.sha256()
+    while chunk := file.read(1 << 20):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def open_artifact(path: str | os.PathLike[str]) -> Artifact:
+    """Check every byte of the artifact at `path` and read its manifest and tokenizer."""
+    path = Path(path)
+    if path.is_dir():
+        raise ArtifactError(f"{path} is a folder, not an artifact: run `sbert-export {path}` first")
+    with path.open("rb") as file:
+        try:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+                return _read(path, data)
+        except (ValueError, KeyError, TypeError) as error:  # empty file; malformed protobuf, JSON, UTF-8 or manifest
+            raise CorruptError(f"{path}: not a readable artifact ({error})") from error
+        except ArtifactError as error:
+            raise type(error)(f"{path}: {error}") from error.__cause__
+
+
+def _read(path: Path, data: memoryview) -> Artifact:
+    body, offset, digest = _unseal(data)
+    if hashlib.sha256(body).hexdigest() != digest:
+        raise CorruptError("its bytes have changed since it was written (sha256 differs); export or copy it again")
+    entries = dict(_parse_entry(content) for _, content in protobuf_fields(body[offset:]))
+    manifest = Manifest.from_json(entries[_MANIFEST])
+    _check_data_files(path, manifest, external_locations(body[:offset]))
+    return Artifact(path, manifest, entries[_TOKENIZER])
+
+
+def _unseal(data: memoryview) -> tuple[memoryview, int, str]:
+    """Split off the seal: what it covers, where the appended entries begin, and the hash it holds."""
+    size = len(_seal("0" * 64, 0))
+    body, seal = data[: max(0, len(data) - size)], bytes(data[max(0, len(data) - size) :])
+    digest, _, offset = seal[-81:].decode("ascii", "replace").partition("@")
+    if offset.isascii() and offset.isdigit() and _seal(digest, int(offset)) == seal and int(offset) <= len(body):
+        return body, int(offset), digest
+    if PRODUCER.encode() in bytes(data[:64]):
+        raise CorruptError("its end is missing or damaged; export or copy it again")
+    raise ArtifactError("not an artifact of sbert-infer; make one with `sbert-export CHECKPOINT`")
+
+
+def _check_data_files(path: Path, manifest: Manifest, locations: set[str]) -> None:
+    expected = {entry.name for entry in manifest.data_files}
+    for name in sorted(locations | expected):
+        if Path(name).name != name or name in ("", ".", ".."):
+            raise ArtifactError(f"refers to weights outside its folder: {name!r}")
+    if locations != expected:
+        raise ArtifactError(f"its weights are in {sorted(locations)}, but its manifest lists {sorted(expected)}")
+    for entry in manifest.data_files:
+        file = path.parent / entry.name
+        if not file.is_file():
+            raise ArtifactError(f"its weights file {entry.name} is missing; keep it in the same folder")
+        if file.stat().st_size != entry.size:
+            raise CorruptError(f"{entry.name} has {file.stat().st_size} bytes, {entry.size} were written")
+        with file.open("rb") as handle:
+            if sha256(handle) != entry.sha256:
+                raise CorruptError(f"the bytes of {entry.name} have changed since it was written (sha256 differs)")
+
+
+def _entry(key: str, value: str) -> bytes:
+    return bytes_field(_METADATA_PROPS, bytes_field(1, key.encode()) + bytes_field(2, value.encode()))
+
+
+def _parse_entry(content: memoryview) -> tuple[str, str]:
+    entry = {number: bytes(value).decode() for number, value in protobuf_fields(content)}
+    return entry[1], entry[2]
+
+
+def _seal(digest: str, offset: int) -> bytes:
+    return _entry(_SEAL, f"{digest}@{offset:016d}")

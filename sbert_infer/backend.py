@@ -1,0 +1,31 @@
+"""What a backend is: something that turns padded token ids into vectors."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Backend"]
+
+
+class Backend(Protocol):
+    """Runs one padded batch. `run` may be called by `workers` threads at once."""
+
+    workers: int
+    max_batch_tokens: int
+
+    def run(
+        self, input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64], prompt_length: int = 0
+    ) -> npt.NDArray[np.float32]:
+        """[batch, length] ids and mask -> [batch, dim] vectors."""
+        ...
+
+    def describe(self) -> str:
+        """What runs and where, in a few words."""
+        ...
+
+    def close(self) -> None:
+        """Free the model. A second call does nothing."""
+        ...

@@ -1,0 +1,31 @@
+"""How many cores this process may really use."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+__all__ = ["usable_cores"]
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cores(cgroup: Path = _CGROUP) -> int:
+    """The cores this process may run on: its CPU affinity, capped by the container's quota, rounded up."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _quota(cgroup)
+    return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
+
+
+def _quota(cgroup: Path) -> float | None:
+    """CPU time per wall time that the cgroup grants; None where there is no limit. Reads versions 2 and 1."""
+    try:
+        if (v2 := cgroup / "cpu.max").exists():
+            quota, period = v2.read_text().split()
+        else:
+            quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text().strip()
+            period = (cgroup / "cpu/cpu.cfs_period_us").read_text().strip()
+        return None if quota in ("max", "-1") else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None

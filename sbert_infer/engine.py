@@ -1,0 +1,361 @@
+"""`Engine`: opens an artifact and encodes texts, with the interface of `SentenceTransformer`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .artifact import Artifact, Manifest, open_artifact
+from .errors import EngineError, SbertInferWarning, TruncationError
+from .onnx_backend import OnnxBackend
+from .pipeline import EncodeStats, Pipeline, Window
+from .precision import PRECISIONS, reduce_precision
+from .similarity import SIMILARITIES, pairwise_similarity, similarity
+from .tokenizer import Tokenizer
+
+__all__ = ["Engine"]
+
+logger = logging.getLogger(__name__)
+
+OnTruncate = Literal["warn", "error", "ignore"]
+
+
+class Engine:
+    """Encodes texts with an exported model.
+
+    >>> engine = Engine("model.onnx")                                  # doctest: +SKIP
+    >>> engine.encode(["A cat sat.", "A feline was sitting."]).shape   # doctest: +SKIP
+    (2, 384)
+
+    A vector does not depend on which other texts are encoded with it. One engine may be used from many threads.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        on_truncate: OnTruncate = "warn",
+        workers: int | None = None,
+        max_batch_tokens: int | None = None,
+    ) -> None:
+        """Open the artifact at `path`.
+
+        Args:
+            path: a file written by `sbert-export`.
+            on_truncate: what to do when a text is longer than the model's limit: warn once per call, raise, or nothing.
+            workers: threads that run batches; all usable cores by default.
+            max_batch_tokens: tokens that run together, padding included; the backend's best by default.
+
+        """
+        if on_truncate not in ("warn", "error", "ignore"):
+            raise ValueError(f"on_truncate must be 'warn', 'error' or 'ignore', got {on_truncate!r}")
+        for name, value in (("workers", workers), ("max_batch_tokens", max_batch_tokens)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        artifact = open_artifact(path)
+        manifest = artifact.manifest
+        self.on_truncate: OnTruncate = on_truncate
+        self.prompts: dict[str, str] = dict(manifest.prompts)
+        self.default_prompt_name = manifest.default_prompt_name
+        self.truncate_dim = manifest.truncate_dim
+        self.last_stats = EncodeStats()
+        self.model_card_data = EvaluationMetrics()
+        self._similarity_fn_name = manifest.similarity
+        self._artifact: Artifact = artifact
+        backend = OnnxBackend(artifact.path, workers=workers, max_batch_tokens=max_batch_tokens)
+        self._pipeline: Pipeline | None = Pipeline(
+            Tokenizer(artifact.tokenizer_json, manifest.max_length, manifest.truncation_side),
+            backend,
+            dim=manifest.dim,
+            pad_id=manifest.pad_id,
+            padding_side=manifest.padding_side,
+        )
+
+    def encode(
+        self,
+        inputs: str | Iterable[str] | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        output_value: str = "sentence_embedding",
+        precision: str = "float32",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: str | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        pool: None = None,
+        chunk_size: None = None,
+        *,
+        sentences: str | Iterable[str] | None = None,
+    ) -> Any:
+        """Encode one text or many, as `SentenceTransformer.encode` does.
+
+        Args:
+            inputs: a text, or a list, tuple, array or other iterable of texts (`sentences` is its old name).
+            prompt_name: which of the model's `prompts` to put before each text.
+            prompt: the prompt itself; goes before `prompt_name` and the default prompt.
+            batch_size: at most this many texts in a batch. Batches are cut by tokens, so it is seldom needed.
+            show_progress_bar: None shows one when this package's logger is at INFO or DEBUG.
+            output_value: "sentence_embedding"; the artifact holds nothing else.
+            precision: "float32", "int8", "uint8", "binary" or "ubinary".
+            convert_to_numpy: False gives a list of tensors.
+            convert_to_tensor: True gives one tensor (imports torch).
+            device: None or "cpu".
+            normalize_embeddings: scale each vector to length 1.
+            truncate_dim: keep this many leading dimensions.
+            pool: not supported, and not needed: one engine uses all cores.
+            chunk_size: as `pool`.
+            sentences: old name of `inputs`.
+
+        Returns:
+            An array [texts, dim], or [dim] for one text.
+
+        """
+        texts, single = _as_texts(inputs, sentences)
+        _check_options(output_value, precision, device, pool, chunk_size, batch_size)
+        prompt = self._resolve_prompt(prompt, prompt_name)
+        dim = self._resolve_dim(truncate_dim)
+        vectors = np.empty((len(texts), dim), np.float32)
+        with _progress_bar(len(texts), show_progress_bar) as progress:
+            for window in self._windows(texts, prompt, batch_size, progress):
+                rows = slice(window.start, window.start + len(window.vectors))
+                vectors[rows] = _finish(window.vectors, dim, normalize_embeddings)
+        result = reduce_precision(vectors, precision) if len(texts) else np.empty(0, np.float32)
+        if convert_to_tensor or not convert_to_numpy:
+            result = _to_torch(result, as_list=not convert_to_tensor)
+        return result[0] if single else result
+
+    def encode_query(self, inputs: Any = None, prompt_name: str | None = None, **options: Any) -> Any:
+        """Encode search queries: `encode` with the prompt named "query", if the model has one."""
+        return self.encode(inputs, self._default_prompt(prompt_name, ["query"], options), **options)
+
+    def encode_document(self, inputs: Any = None, prompt_name: str | None = None, **options: Any) -> Any:
+        """Encode documents to be found: `encode` with the prompt named "document", "passage" or "corpus", if any."""
+        names = ["document", "passage", "corpus"]
+        return self.encode(inputs, self._default_prompt(prompt_name, names, options), **options)
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
+        """All pairs' similarity, [n, m], by the model's own function. Arrays give an array, tensors a tensor."""
+        return similarity(self.similarity_fn_name, embeddings1, embeddings2)
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
+        """The similarity of each row of one to the same row of the other, [n]."""
+        return pairwise_similarity(self.similarity_fn_name, embeddings1, embeddings2)
+
+    @property
+    def similarity_fn_name(self) -> str:
+        """The name of the similarity function: cosine, dot, euclidean or manhattan."""
+        return self._similarity_fn_name
+
+    @similarity_fn_name.setter
+    def similarity_fn_name(self, name: Any) -> None:
+        name = getattr(name, "value", name)  # sentence-transformers' enumeration
+        if name not in SIMILARITIES:
+            raise ValueError(f"similarity_fn_name must be one of {', '.join(SIMILARITIES)}, got {name!r}")
+        self._similarity_fn_name = name
+
+    @property
+    def max_seq_length(self) -> int:
+        """The most tokens of a text that count, special ones included. May be lowered."""
+        return self._open().tokenizer.max_length
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int) -> None:
+        limit = self.manifest.max_length
+        if not 3 <= value <= limit:
+            raise ValueError(f"max_seq_length must be between 3 and the model's limit of {limit}, got {value}")
+        pipeline = self._open()
+        pipeline.tokenizer = Tokenizer(self._artifact.tokenizer_json, value, self.manifest.truncation_side)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The underlying `tokenizers.Tokenizer`."""
+        return self._open().tokenizer.backend
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the artifact says of itself: model, pooling, prompts, parity certificate, versions."""
+        return self._artifact.manifest
+
+    @property
+    def device(self) -> str:
+        """Where the model runs."""
+        return "cpu"
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What runs: file, model, precision, backend, limits."""
+        backend = self._open().backend
+        return {
+            "path": str(self._artifact.path),
+            "model": self.manifest.name,
+            "precision": self.manifest.precision,
+            "backend": backend.describe(),
+            "dim": self.manifest.dim,
+            "max_length": self.max_seq_length,
+            "workers": backend.workers,
+            "max_batch_tokens": backend.max_batch_tokens,
+            "parity": dict(self.manifest.parity),
+        }
+
+    def get_embedding_dimension(self) -> int:
+        """The length of the vectors that `encode` returns."""
+        return self._resolve_dim(None)
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """The old name of `get_embedding_dimension`."""
+        return self.get_embedding_dimension()
+
+    def get_max_seq_length(self) -> int:
+        """The same as `max_seq_length`."""
+        return self.max_seq_length
+
+    @contextmanager
+    def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
+        """Within this context, `encode` keeps `truncate_dim` dimensions."""
+        before, self.truncate_dim = self.truncate_dim, truncate_dim
+        try:
+            yield
+        finally:
+            self.truncate_dim = before
+
+    truncate_sentence_embeddings = truncate_embeddings
+
+    def close(self) -> None:
+        """Stop the workers and free the model. A second call does nothing."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+            self._pipeline.backend.close()
+            self._pipeline = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._pipeline is None else self._pipeline.backend.describe()
+        return f"Engine({str(self._artifact.path)!r}, {self.manifest.precision}, {state})"
+
+    def _windows(
+        self, texts: Iterable[str], prompt: str, batch_size: int | None, progress: Callable[[int], object]
+    ) -> Iterator[Window]:
+        """Run `texts`, deal with truncation and keep the statistics."""
+        pipeline = self._open()
+        skip = 0 if self.manifest.include_prompt else pipeline.tokenizer.prompt_length(prompt)
+        stats = EncodeStats()
+        windows = pipeline.run(texts, prompt=prompt, prompt_length=skip, max_batch_texts=batch_size, progress=progress)
+        for window in windows:
+            stats += window.stats
+            if window.truncated and self.on_truncate == "error":
+                raise TruncationError(
+                    f"text {window.truncated[0]} has more than {self.max_seq_length} tokens"
+                    f" ({len(window.truncated)} in all); shorten it or set on_truncate"
+                )
+            yield window
+        self.last_stats = stats
+        if stats.truncated and self.on_truncate == "warn":
+            message = f"{stats.truncated} of {stats.texts} texts were cut to {self.max_seq_length} tokens"
+            warnings.warn(f"{message}; see Engine(on_truncate=...)", SbertInferWarning, stacklevel=3)
+
+    def _open(self) -> Pipeline:
+        if self._pipeline is None:
+            raise EngineError(f"this engine is closed: {self._artifact.path}")
+        return self._pipeline
+
+    def _default_prompt(self, prompt_name: str | None, names: list[str], options: dict[str, Any]) -> str | None:
+        if prompt_name is None and options.get("prompt") is None:
+            return next((name for name in names if name in self.prompts), None)
+        return prompt_name
+
+    def _resolve_prompt(self, prompt: str | None, prompt_name: str | None) -> str:
+        if prompt is not None:
+            if not isinstance(prompt, str):
+                raise TypeError(f"prompt must be a str, got {type(prompt).__name__}")
+            return prompt
+        name = prompt_name if prompt_name is not None else self.default_prompt_name
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            raise ValueError(f"prompt_name {name!r} is not among the model's prompts: {sorted(self.prompts)}")
+        return self.prompts[name]
+
+    def _resolve_dim(self, truncate_dim: int | None) -> int:
+        wanted = truncate_dim if truncate_dim is not None else self.truncate_dim
+        if wanted is not None and wanted < 1:
+            raise ValueError(f"truncate_dim must be at least 1, got {wanted}")
+        return self.manifest.dim if wanted is None else min(wanted, self.manifest.dim)
+
+
+class EvaluationMetrics:
+    """Where sentence-transformers' evaluators leave their results (`engine.model_card_data.metrics`)."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+
+    def set_evaluation_metrics(self, evaluator: object, metrics: dict[str, float], *_: object) -> None:
+        """Called by an evaluator when it is done."""
+        self.metrics.update(metrics)
+
+
+def _as_texts(inputs: Any, sentences: Any) -> tuple[list[str], bool]:
+    """The texts as a list, and whether it was one text alone."""
+    if (inputs is None) == (sentences is None):
+        raise TypeError("encode needs texts: a str or an iterable of str" if inputs is None else "inputs given twice")
+    given = inputs if inputs is not None else sentences
+    if isinstance(given, str):
+        return [given], True
+    if isinstance(given, (bytes, dict, set, frozenset)) or not isinstance(given, Iterable):
+        raise TypeError(f"encode needs a str or an iterable of str in order, got {type(given).__name__}")
+    return given.tolist() if isinstance(given, np.ndarray) else list(given), False
+
+
+def _check_options(
+    output_value: str, precision: str, device: Any, pool: object, chunk_size: object, batch_size: int | None
+) -> None:
+    if output_value != "sentence_embedding":
+        raise ValueError(f"output_value must be 'sentence_embedding', got {output_value!r}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    if device is not None and str(device) != "cpu":
+        raise ValueError(f"this engine runs on 'cpu', got device={device!r}")
+    if pool is not None or chunk_size is not None:
+        raise ValueError("pool and chunk_size are not supported: one engine already uses all cores")
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+
+
+def _finish(vectors: npt.NDArray[np.float32], dim: int, normalize: bool) -> npt.NDArray[np.float32]:
+    vectors = vectors[:, :dim]
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12) if normalize else vectors
+
+
+def _to_torch(vectors: npt.NDArray[Any], as_list: bool) -> Any:
+    import torch
+
+    tensor = torch.from_numpy(vectors)
+    return list(tensor) if as_list else tensor
+
+
+@contextmanager
+def _progress_bar(total: int, show: bool | None) -> Iterator[Callable[[int], object]]:
+    if show is None:
+        show = logger.getEffectiveLevel() in (logging.INFO, logging.DEBUG)
+    if not show:
+        yield lambda count: None
+        return
+    from tqdm.auto import tqdm
+
+    with tqdm(total=total, unit="text", file=sys.stderr) as bar:
+        yield bar.update

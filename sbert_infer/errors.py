@@ -1,0 +1,79 @@
+"""Every error a user can cause, typed. Each message is one line that names the culprit and says what to do.
+
+    SbertInferError
+    ├── CheckpointError      the checkpoint can't be converted; lists every problem at once
+    ├── ExportError          the conversion failed or its result may not be written
+    │   └── ParityError      the artifact's vectors differ too much from the reference's
+    ├── ArtifactError        the file is not an artifact that this version can run
+    │   ├── CorruptError     it was one, but its bytes have changed
+    │   └── VersionError     it was written by a newer version of sbert-infer
+    └── EngineError          the engine can't run (closed, used after a fork, missing package)
+        └── TruncationError  a text is longer than the model's limit and on_truncate="error"
+
+A wrong argument is a plain `TypeError` or `ValueError`, as in the rest of Python.
+Warnings that a person may want to filter have one category, `SbertInferWarning`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "ArtifactError",
+    "CheckpointError",
+    "CorruptError",
+    "EngineError",
+    "ExportError",
+    "ParityError",
+    "SbertInferError",
+    "SbertInferWarning",
+    "TruncationError",
+    "VersionError",
+]
+
+
+class SbertInferError(Exception):
+    """Base of all errors of this package."""
+
+
+class CheckpointError(SbertInferError):
+    """A checkpoint that can't be converted. `problems` holds every reason, not only the first."""
+
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
+        self.source = source
+        self.problems = tuple(problems)
+        noun = "problem" if len(self.problems) == 1 else "problems"
+        lines = "".join(f"\n  - {problem}" for problem in self.problems)
+        super().__init__(f"{source}: {len(self.problems)} {noun}{lines}")
+
+
+class ExportError(SbertInferError):
+    """The conversion failed, or its result may not be written."""
+
+
+class ParityError(ExportError):
+    """The converted model's vectors differ too much from the reference's; nothing was written."""
+
+
+class ArtifactError(SbertInferError):
+    """A file that is not an artifact this version can run."""
+
+
+class CorruptError(ArtifactError):
+    """An artifact whose bytes are not those that were written."""
+
+
+class VersionError(ArtifactError):
+    """An artifact in a format newer than this version of sbert-infer knows."""
+
+
+class EngineError(SbertInferError):
+    """An engine that can't run."""
+
+
+class TruncationError(EngineError):
+    """A text longer than the model's limit, with `on_truncate="error"`."""
+
+
+class SbertInferWarning(UserWarning):
+    """Category of every warning of this package."""

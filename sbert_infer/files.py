@@ -1,0 +1,85 @@
+"""Writing files so that a crash, a full disk or `kill -9` leaves either the old file or the new one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["StagedFile", "staged"]
+
+
+@dataclass
+class StagedFile:
+    """A file being written beside `target`. `path` opens it for writing and reading until `commit` puts it in place."""
+
+    target: Path
+    path: Path
+    _fd: int
+
+    def commit(self) -> None:
+        """Flush to disk and take the target's place in one step."""
+        os.fsync(self._fd)
+        os.fchmod(self._fd, 0o666 & ~_umask())
+        if self.path.parent != self.target.parent:  # unnamed until now
+            self.path = _link(self._fd, self.target)
+        self.path.replace(self.target)
+        _sync_folder(self.target.parent)
+
+
+@contextmanager
+def staged(target: Path) -> Iterator[StagedFile]:
+    """Stage a new `target`. Leaving without `commit` removes every trace.
+
+    Where the system can, the staged file has no name, so not even a killed process leaves one behind.
+    """
+    target = Path(os.path.realpath(target))
+    fd, path = _create(target)
+    file = StagedFile(target, path, fd)
+    try:
+        yield file
+    finally:
+        if file.path.parent == target.parent:
+            file.path.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def _create(target: Path) -> tuple[int, Path]:
+    if hasattr(os, "O_TMPFILE"):
+        with contextlib.suppress(OSError):  # a file system without unnamed files
+            fd = os.open(target.parent, os.O_TMPFILE | os.O_RDWR, 0o600)
+            return fd, Path(f"/proc/self/fd/{fd}")
+    fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    return fd, Path(name)
+
+
+def _link(fd: int, target: Path) -> Path:
+    """Give an unnamed file a temporary name, since a link can't take an existing name but a rename can."""
+    name = f".{target.name}.{os.getpid()}.{fd}.tmp"
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        # The folder descriptors make Python follow the /proc link to the file itself.
+        os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=True)
+    finally:
+        os.close(folder)
+    return target.parent / name
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable."""
+    with contextlib.suppress(OSError):  # not every system opens folders
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

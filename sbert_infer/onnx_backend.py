@@ -1,0 +1,64 @@
+"""onnxruntime on the CPU: one session, single-threaded runs, called by as many threads as there are cores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .cores import usable_cores
+from .errors import EngineError
+
+__all__ = ["OnnxBackend"]
+
+# Activations of a batch this large stay in the cache; see docs/adr for the measurement.
+_MAX_BATCH_TOKENS = 512
+
+
+class OnnxBackend:
+    """Runs a checked ONNX artifact with onnxruntime."""
+
+    def __init__(self, path: Path, *, workers: int | None = None, max_batch_tokens: int | None = None) -> None:
+        onnxruntime = _import_onnxruntime()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        try:
+            self._session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's own exceptions share no base class
+            raise EngineError(f"{path}: onnxruntime {onnxruntime.__version__} can't load it: {error}") from error
+        self._version: str = onnxruntime.__version__
+        self.workers = workers or usable_cores()
+        self.max_batch_tokens = max_batch_tokens or _MAX_BATCH_TOKENS
+
+    def run(
+        self, input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64], prompt_length: int = 0
+    ) -> npt.NDArray[np.float32]:
+        """[batch, length] ids and mask -> [batch, dim] vectors."""
+        inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if prompt_length:
+            inputs["prompt_length"] = np.int64(prompt_length)
+        vectors: npt.NDArray[np.float32] = self._session.run(["sentence_embedding"], inputs)[0]
+        return vectors
+
+    def describe(self) -> str:
+        """What runs and where, in a few words."""
+        return f"onnxruntime {self._version} on CPU, {self.workers} x 1 thread"
+
+    def close(self) -> None:
+        """Free the model."""
+        self._session = None
+
+
+def _import_onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise EngineError("onnxruntime is not installed: pip install 'sbert-infer[cpu]'") from error
+    if not hasattr(onnxruntime, "InferenceSession"):  # what uninstalling one of two onnxruntime packages leaves
+        fix = "pip uninstall -y onnxruntime onnxruntime-gpu, then install the one you need"
+        raise EngineError(f"the installed onnxruntime is broken: {fix}")
+    return onnxruntime

@@ -1,0 +1,193 @@
+"""From texts to vectors, window by window: tokenize, plan batches, let the workers run them.
+
+While the workers run one window, the calling thread already tokenizes the next.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from .backend import Backend
+from .errors import EngineError
+from .planner import Batch, plan_batches
+from .tokenizer import TokenizedTexts, Tokenizer
+
+__all__ = ["EncodeStats", "Pipeline", "Window"]
+
+Vectors = npt.NDArray[np.float32]
+
+# Texts that are sorted together: enough for little padding, few enough to hold memory flat.
+WINDOW_TEXTS = 4096
+
+
+@dataclass(frozen=True)
+class EncodeStats:
+    """What one call of `encode` did."""
+
+    texts: int = 0
+    unique_texts: int = 0  # identical texts run once
+    truncated: int = 0  # texts cut to the model's limit
+    tokens: int = 0  # of the unique texts, after truncation
+    padded_tokens: int = 0  # tokens that ran, padding included
+    batches: int = 0
+
+    @property
+    def padding(self) -> float:
+        """The share of the work that was padding, 0 to 1."""
+        return 1 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+    def __add__(self, other: EncodeStats) -> EncodeStats:
+        names = self.__dataclass_fields__
+        return EncodeStats(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+@dataclass(frozen=True)
+class Window:
+    """Consecutive texts and their vectors, in order. `truncated` holds the indices of the texts that were cut."""
+
+    start: int
+    vectors: Vectors
+    truncated: list[int]
+    stats: EncodeStats
+
+
+class Pipeline:
+    """Runs texts through a tokenizer and a backend on worker threads. Safe to use from many threads at once."""
+
+    def __init__(self, tokenizer: Tokenizer, backend: Backend, *, dim: int, pad_id: int, padding_side: str) -> None:
+        self.tokenizer = tokenizer
+        self.backend = backend
+        self._dim, self._pad_id, self._padding_side = dim, pad_id, padding_side
+        self._lock = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
+        self._pid = 0
+
+    def run(
+        self,
+        texts: Iterable[str],
+        *,
+        prompt: str = "",
+        prompt_length: int = 0,
+        max_batch_texts: int | None = None,
+        progress: Callable[[int], object] = lambda count: None,
+    ) -> Iterator[Window]:
+        """The vectors of `texts`, in order. `prompt_length` leading tokens are left out of pooling."""
+        start, running = 0, None
+        source = iter(texts)
+        try:
+            while chunk := list(islice(source, WINDOW_TEXTS)):
+                check_texts(chunk, start)
+                work = _Work(self, chunk, start, prompt, prompt_length, max_batch_texts)
+                if running is not None:
+                    yield running.finish(progress)
+                start, running = start + len(chunk), work
+            if running is not None:
+                yield running.finish(progress)
+        finally:
+            if running is not None:
+                running.cancel()
+
+    def run_batch(self, tokenized: TokenizedTexts, batch: Batch, prompt_length: int, out: Vectors) -> int:
+        """Run one batch and put its vectors into their rows of `out`. Returns how many texts it held."""
+        ids, mask = tokenized.padded(batch.rows, batch.length, self._pad_id, self._padding_side)
+        out[batch.rows] = self.backend.run(ids, mask, prompt_length)
+        return len(batch.rows)
+
+    def submit(self, function: Callable[..., int], *args: object) -> Future[int]:
+        """Hand work to a worker thread, started at first use and again after a fork, which threads do not survive."""
+        with self._lock:
+            if self._executor is None or self._pid != os.getpid():
+                self._executor = ThreadPoolExecutor(self.backend.workers, thread_name_prefix="sbert-infer")
+                self._pid = os.getpid()
+            return self._executor.submit(function, *args)
+
+    def close(self) -> None:
+        """Stop the workers."""
+        with self._lock:
+            if self._executor is not None and self._pid == os.getpid():
+                self._executor.shutdown(wait=True, cancel_futures=True)
+            self._executor = None
+
+
+class _Work:
+    """One window on its way through the workers."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        texts: list[str],
+        start: int,
+        prompt: str,
+        prompt_length: int,
+        max_batch_texts: int | None,
+    ) -> None:
+        self.start, self.count = start, len(texts)
+        unique, self.inverse = _unique(texts)
+        self.tokenized = pipeline.tokenizer([prompt + text for text in unique] if prompt else unique)
+        self.vectors = np.empty((len(unique), pipeline._dim), np.float32)
+        self.batches = plan_batches(self.tokenized.lengths, pipeline.backend.max_batch_tokens, max_batch_texts)
+        args = [(self.tokenized, batch, prompt_length, self.vectors) for batch in self.batches]
+        if len(args) == 1:  # a thread hand-over would only add latency
+            self.futures = []
+            pipeline.run_batch(*args[0])
+        else:
+            self.futures = [pipeline.submit(pipeline.run_batch, *arg) for arg in args]
+
+    def finish(self, progress: Callable[[int], object]) -> Window:
+        done = 0
+        for future in as_completed(self.futures):
+            done += future.result()
+            progress(future.result())
+        progress(self.count - done)
+        vectors = self.vectors if self.inverse is None else self.vectors[self.inverse]
+        self._check_finite(vectors)
+        truncated = self.tokenized.truncated if self.inverse is None else self.tokenized.truncated[self.inverse]
+        where = (np.flatnonzero(truncated) + self.start).tolist()
+        return Window(self.start, vectors, where, self._stats(len(where)))
+
+    def cancel(self) -> None:
+        for future in self.futures:
+            future.cancel()
+        wait(self.futures)
+
+    def _check_finite(self, vectors: Vectors) -> None:
+        # A sum is finite only if every term is: cheaper than asking each one, and exact enough to look closer.
+        if not np.isfinite(vectors.sum()):
+            bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+            if len(bad):
+                raise EngineError(f"the model gives NaN or infinity for text {bad[0] + self.start} ({len(bad)} in all)")
+
+    def _stats(self, truncated: int) -> EncodeStats:
+        return EncodeStats(
+            texts=self.count,
+            unique_texts=len(self.vectors),
+            truncated=truncated,
+            tokens=int(self.tokenized.lengths.sum()),
+            padded_tokens=sum(len(batch.rows) * batch.length for batch in self.batches),
+            batches=len(self.batches),
+        )
+
+
+def check_texts(texts: Sequence[object], start: int = 0) -> None:
+    """Raise for the first item that is not text which can be written as UTF-8, naming its index."""
+    for index, text in enumerate(texts, start):
+        if not isinstance(text, str):
+            raise TypeError(f"text {index} must be a str, got {type(text).__name__}: {text!r:.60}")
+        if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+            raise ValueError(f"text {index} holds a lone surrogate, which no encoding can write: {text!r:.60}")
+
+
+def _unique(texts: list[str]) -> tuple[list[str], npt.NDArray[np.int64] | None]:
+    """Each text once, and where each original finds its own; None when all differ."""
+    places = dict(zip(dict.fromkeys(texts), range(len(texts)), strict=False))
+    if len(places) == len(texts):
+        return texts, None
+    return list(places), np.fromiter((places[text] for text in texts), np.int64, len(texts))

@@ -1,0 +1,99 @@
+"""Texts to token ids, with the limits the model was trained with and nothing that `tokenizer.json` bakes in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+
+__all__ = ["TokenizedTexts", "Tokenizer"]
+
+Ids = npt.NDArray[np.int64]
+
+# Characters per allowed token: a text with more than LONG is cut to a prefix of PREFIX before it is tokenized, which
+# is still several times what a token of ordinary text takes.
+_LONG, _PREFIX = 16, 8
+
+
+@dataclass(frozen=True)
+class TokenizedTexts:
+    """The ids of many texts, end to end: text `i` is `ids[starts[i] : starts[i] + lengths[i]]`."""
+
+    ids: Ids
+    starts: Ids
+    lengths: Ids
+    truncated: npt.NDArray[np.bool_]
+
+    def padded(self, rows: Ids, length: int, pad_id: int, padding_side: str) -> tuple[Ids, Ids]:
+        """`input_ids` and `attention_mask` of some texts, both [len(rows), length]."""
+        position = np.arange(length)[None, :]
+        lengths = self.lengths[rows, None]  # [rows, 1]
+        if padding_side == "left":
+            position = position - (length - lengths)
+        mask = (position >= 0) & (position < lengths)  # [rows, length]
+        where = np.where(mask, self.starts[rows, None] + position, 0)
+        return np.where(mask, self.ids[where], pad_id), mask.astype(np.int64)
+
+
+class Tokenizer:
+    """A fast tokenizer that truncates to `max_length` tokens, special ones included, and never pads."""
+
+    def __init__(self, tokenizer_json: str, max_length: int, truncation_side: str = "right") -> None:
+        self.backend = tokenizers.Tokenizer.from_str(tokenizer_json)
+        self.backend.no_padding()
+        self.backend.enable_truncation(max_length, direction=truncation_side)
+        self.max_length = max_length
+        splits = _splits_at_spaces(json.loads(tokenizer_json).get("pre_tokenizer"))
+        self._can_cut = truncation_side == "right" and splits
+        self._special_ids = {id for id, token in self.backend.get_added_tokens_decoder().items() if token.special}
+
+    def __call__(self, texts: Sequence[str]) -> TokenizedTexts:
+        """Tokenize `texts`; longer ones are cut and marked."""
+        if max(map(len, texts), default=0) > _LONG * self.max_length:
+            texts = [self._prefix(text) for text in texts]
+        encodings = self.backend.encode_batch_fast(texts)
+        count = len(encodings)
+        lengths = np.fromiter(map(len, encodings), np.int64, count)
+        ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), np.int64, int(lengths.sum()))
+        truncated = np.fromiter((bool(e.overflowing) for e in encodings), np.bool_, count)
+        return TokenizedTexts(ids, np.cumsum(lengths) - lengths, lengths, truncated)
+
+    def prompt_length(self, prompt: str) -> int:
+        """How many leading tokens a prompt takes: all of its own, less a special one at its end."""
+        ids = self.backend.encode(prompt).ids if prompt else []
+        return len(ids) - 1 if ids and ids[-1] in self._special_ids else len(ids)
+
+    def _prefix(self, text: str) -> str:
+        """A long text's beginning that gives the same tokens up to the limit.
+
+        The cut is made at a space, where the pre-tokenizer splits whatever follows, and only a prefix that overflows
+        the limit by itself is taken: then all tokens that are kept come from words before the cut.
+        """
+        size = _PREFIX * self.max_length
+        while self._can_cut and size < len(text) // 2:
+            cut = max(text.rfind(" ", 0, size), text.rfind("\n", 0, size))
+            if cut > 0 and self.backend.encode(text[:cut]).overflowing:
+                return text[:cut]
+            size *= 4
+        return text
+
+
+def _splits_at_spaces(pre_tokenizer: dict[str, Any] | None) -> bool:
+    """Whether a tokenizer.json's pre-tokenizer never lets a token reach across a space."""
+    match (pre_tokenizer or {}).get("type"):
+        case "BertPreTokenizer" | "Whitespace" | "WhitespaceSplit":
+            return True
+        case "Metaspace":
+            return bool((pre_tokenizer or {}).get("split", True))
+        case "ByteLevel":
+            return bool((pre_tokenizer or {}).get("use_regex", True))
+        case "Sequence":
+            return any(_splits_at_spaces(step) for step in (pre_tokenizer or {}).get("pretokenizers", []))
+        case _:
+            return False
