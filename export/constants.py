@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Hashable
+
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-__all__ = ["add_constant"]
+__all__ = ["add_constant", "share_equal_constants"]
 
 
 def add_constant(graph: ir.Graph, name: str, array: npt.ArrayLike) -> ir.Value:
@@ -16,3 +19,17 @@ def add_constant(graph: ir.Graph, name: str, array: npt.ArrayLike) -> ir.Value:
         value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
         graph.initializers[name] = value
     return graph.initializers[name]
+
+
+def share_equal_constants(graph: ir.Graph) -> None:
+    """Keep one of each: layers that share their weights (ALBERT) are traced with a copy each."""
+    kept: dict[Hashable, ir.Value] = {}
+    for name, value in list(graph.initializers.items()):
+        if value.const_value is None or value.is_graph_input() or value.is_graph_output():
+            continue
+        array = np.ascontiguousarray(value.const_value.numpy())
+        key = (array.dtype.str, tuple(value.const_value.shape), hashlib.sha256(array.data).digest())
+        if key in kept:
+            ir.convenience.replace_all_uses_with(value, kept[key])
+            del graph.initializers[name]
+        kept.setdefault(key, value)

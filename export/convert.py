@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +15,7 @@ from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 import sbert_infer
 from sbert_infer.artifact import PRODUCER
 from sbert_infer.errors import ExportError
+from sbert_infer.export.constants import share_equal_constants
 from sbert_infer.export.fuse import fuse
 from sbert_infer.export.operators import fused_operators
 from sbert_infer.export.reference import Reference
@@ -26,14 +27,14 @@ OPSET = 18  # the newest whose graphs onnxscript's fusions for onnxruntime recog
 
 def convert(reference: Reference, *, portable: bool = False) -> ir.Model:
     """Convert `reference`. A portable graph has standard operators only; else it is fused for onnxruntime."""
-    with ExitStack() as stack:
-        stack.enter_context(_quiet_torch())
+    with _quiet_tracer():
+        with nullcontext() if portable else fused_operators(reference.encoder):
+            model = _trace(reference)
         if not portable:
-            stack.enter_context(fused_operators(reference.encoder))
-        model = _trace(reference)
-    if not portable:
-        model = fuse(model)
-    ClearMetadataAndDocStringPass()(model)  # the tracer's stack traces, with paths of this machine
+            model = fuse(model)
+        _default_prompt_length(model)
+        share_equal_constants(model.graph)
+        ClearMetadataAndDocStringPass()(model)  # the tracer's stack traces, with paths of this machine
     model.producer_name, model.producer_version = PRODUCER, sbert_infer.__version__
     return model
 
@@ -62,13 +63,14 @@ def _trace(reference: Reference) -> ir.Model:
         reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
         raise ExportError(f"{reference.checkpoint.model_type}: torch can't export this model: {reason}") from error
     assert program is not None  # noqa: S101  # None only when a path is given
-    model = program.model
-    _default_prompt_length(model)
-    return model
+    return program.model
 
 
 def _default_prompt_length(model: ir.Model) -> None:
-    """Give `prompt_length` a default of 0: an input that is also an initializer may be left out."""
+    """Give `prompt_length` a default of 0: an input that is also an initializer may be left out.
+
+    After fusion, which would take the default for a constant.
+    """
     for value in model.graph.inputs:
         if value.name == "prompt_length":
             value.const_value = ir.tensor(np.int64(0), name="prompt_length")
@@ -76,14 +78,16 @@ def _default_prompt_length(model: ir.Model) -> None:
 
 
 @contextmanager
-def _quiet_torch() -> Iterator[None]:
-    """Without the exporter's own chatter."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def _quiet_tracer() -> Iterator[None]:
+    """Without the chatter of torch's exporter and of the graph passes."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -17,14 +17,15 @@ import transformers
 import sbert_infer
 from sbert_infer.artifact import Manifest
 from sbert_infer.errors import ExportError
-from sbert_infer.export.checkpoint import Checkpoint, NormalizeSpec, read_checkpoint, weights_sha256
+from sbert_infer.export.checkpoint import Checkpoint, read_checkpoint, weights_sha256
 from sbert_infer.export.convert import convert
 from sbert_infer.export.fuse import count_fused
 from sbert_infer.export.int8 import Batch, quantize
+from sbert_infer.export.modules import NormalizeSpec
 from sbert_infer.export.parity import MIN_COSINE, certify
 from sbert_infer.export.probe import SENTENCES, probe_texts
 from sbert_infer.export.reference import Reference, load_reference
-from sbert_infer.export.save import stage
+from sbert_infer.export.save import check_writable, stage
 
 __all__ = ["ExportOptions", "Step", "default_output", "export_onnx"]
 
@@ -98,6 +99,7 @@ def export_onnx(
         with step("verify", f"{len(texts)} texts against eager PyTorch", 2 * len(texts)) as progress:
             certificate = certify(artifact.path, reference, texts, threshold, progress)
         with step("save", str(target), 0):
+            _check_free(target, options.force)  # again: this took a while
             return artifact.commit(replace(draft, parity=certificate.to_dict()))
 
 
@@ -107,6 +109,11 @@ def check_target(target: Path, force: bool) -> None:
         raise ExportError(f"{target} is a folder: name a file")
     if not target.parent.is_dir():
         raise ExportError(f"the folder {target.parent} does not exist")
+    _check_free(target, force)
+    check_writable(target)
+
+
+def _check_free(target: Path, force: bool) -> None:
     if target.exists() and not force:
         raise ExportError(f"{target} exists: give --force to replace it, or another name with -o")
 

@@ -6,8 +6,9 @@ Every `x @ W` of the encoder becomes
     scale = max |z| / 127                 [tokens, 1]    per token: a vector does not depend on its batch
     y = (u8(z / scale) @ s8(W)) * scale   [tokens, out]  integers inside, column scales applied by the operator
 
-Products that share their input (query, key and value) share its quantization. `smooth` balances the largest
-activation of each channel with the largest weight that meets it (SmoothQuant, exponent 0.5).
+Products that share their input (query, key and value) share its quantization, and layers that share a weight keep
+sharing it. `smooth` balances the largest activation of each channel with the largest weight that meets it
+(SmoothQuant, exponent 0.5).
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
 import onnxruntime
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from sbert_infer.cores import usable_cores
 from sbert_infer.export.constants import add_constant
 
 # CPUs without VNNI add two u8 x s8 products in 16 bits: 2 * 255 * 63 = 32130 fits, 64 would saturate.
 WEIGHT_MAX = 63
 ACTIVATION_MAX = 127
 ZERO_POINT = 128  # activations are symmetric, but the u8 x s8 product is the one every CPU has
+
+_SMALL_BYTES = 1024
 
 Array = npt.NDArray[np.float32]
 Batch = Mapping[str, npt.NDArray[np.int64]]
@@ -36,8 +41,11 @@ def quantize(model: ir.Model, calibration: Iterable[Batch]) -> ir.Model:
     """Replace the encoder's matrix products in `model`, in place, by 8-bit ones. Returns `model`."""
     groups = _products_by_input(model)
     largest = _largest_activations(model, list(groups), calibration)
-    for value, products in groups.items():
-        _quantize_group(model.graph, value, products, largest[value.name or ""])
+    for values in _clusters(groups):
+        weights = [_weight(node) for value in values for node in groups[value]]
+        smooth = _smoothing(np.max([largest[value] for value in values], axis=0), weights)
+        for value in values:
+            _quantize_group(model.graph, value, groups[value], smooth)
     model.opset_imports["com.microsoft"] = 1
     RemoveUnusedNodesPass()(model)  # with them the FP32 weights
     return model
@@ -47,40 +55,68 @@ def _products_by_input(model: ir.Model) -> dict[ir.Value, list[ir.Node]]:
     """The products `[batch, length, in] @ constant [in, out]`, by their left side. Those on pooled rows stay FP32."""
     groups: dict[ir.Value, list[ir.Node]] = defaultdict(list)
     for node in model.graph:
-        left = node.inputs[0] if node.op_type == "MatMul" and _weight(node) is not None else None
-        if left is not None and left.shape is not None and len(left.shape) == 3:
+        left, right = node.inputs if node.op_type == "MatMul" else (None, None)
+        constant = None if right is None else right.const_value
+        rank = 0 if left is None or left.shape is None else len(left.shape)
+        if left is not None and rank == 3 and constant is not None and len(constant.shape) == 2:
             groups[left].append(node)
     return groups
 
 
-def _weight(node: ir.Node) -> Array | None:
+def _clusters(groups: Mapping[ir.Value, list[ir.Node]]) -> list[list[ir.Value]]:
+    """Inputs whose products have a weight in common (ALBERT's layers): one smoothing, so that it stays common."""
+    clusters: dict[ir.Value | None, list[ir.Value]] = {}  # by weight
+    for value, products in groups.items():
+        weights = [node.inputs[1] for node in products]
+        known = {id(clusters[weight]): clusters[weight] for weight in weights if weight in clusters}
+        joined = [*(member for cluster in known.values() for member in cluster), value]
+        clusters |= dict.fromkeys([*weights, *(w for w, cluster in clusters.items() if id(cluster) in known)], joined)
+    return list({id(cluster): cluster for cluster in clusters.values()}.values())
+
+
+def _weight(node: ir.Node) -> Array:
     right = node.inputs[1]
-    tensor = None if right is None else right.const_value
-    return tensor.numpy() if tensor is not None and len(tensor.shape) == 2 else None
+    assert right is not None and right.const_value is not None  # noqa: S101, PT018  # as _products_by_input saw to
+    return right.const_value.numpy()
 
 
-def _largest_activations(model: ir.Model, values: list[ir.Value], calibration: Iterable[Batch]) -> dict[str, Array]:
+def _largest_activations(
+    model: ir.Model, values: list[ir.Value], calibration: Iterable[Batch]
+) -> dict[ir.Value, Array]:
     """The largest magnitude of each channel, over the real tokens of all calibration batches."""
     names = [value.name or "" for value in values]
-    probe = ir.to_proto(model)
-    known = {output.name for output in probe.graph.output}
-    for name in names:
-        if name not in known:
-            probe.graph.output.add().name = name
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # keeps the inner values
-    session = onnxruntime.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    largest = {name: np.zeros(1, np.float32) for name in names}
+    session = _session(model, names)
+    largest = {value: np.zeros(1, np.float32) for value in values}
     for batch in calibration:
         real = batch["attention_mask"].astype(bool)  # [batch, length]
-        for name, value in zip(names, session.run(names, dict(batch)), strict=True):
-            largest[name] = np.maximum(largest[name], np.abs(value[real]).max(axis=0))
+        for value, activations in zip(values, session.run(names, dict(batch)), strict=True):
+            largest[value] = np.maximum(largest[value], np.abs(activations[real]).max(axis=0, initial=0))
     return largest
 
 
-def _quantize_group(graph: ir.Graph, value: ir.Value, products: list[ir.Node], largest: Array) -> None:
-    weights = [w for node in products if (w := _weight(node)) is not None]
-    smooth = _smoothing(largest, weights)
+def _session(model: ir.Model, outputs: list[str]) -> onnxruntime.InferenceSession:
+    """A session that also gives the inner values `outputs`."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # keeps the inner values
+    options.log_severity_level = 3
+    options.intra_op_num_threads = usable_cores()
+    proto = ir.to_proto(model)
+    known = {output.name for output in proto.graph.output}
+    for name in outputs:
+        if name not in known:
+            proto.graph.output.add().name = name
+    # Handed over apart, since a protobuf message ends at 2 GB.
+    large = [tensor for tensor in proto.graph.initializer if len(tensor.raw_data) > _SMALL_BYTES]
+    arrays = [onnxruntime.OrtValue.ortvalue_from_numpy(onnx.numpy_helper.to_array(tensor)) for tensor in large]
+    for tensor in large:
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="in memory")
+    options.add_external_initializers([tensor.name for tensor in large], arrays)
+    return onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _quantize_group(graph: ir.Graph, value: ir.Value, products: list[ir.Node], smooth: Array) -> None:
     tape = ir.tape.Tape()
 
     def constant(name: str, array: npt.ArrayLike) -> ir.Value:
@@ -99,18 +135,12 @@ def _quantize_group(graph: ir.Graph, value: ir.Value, products: list[ir.Node], l
     column = tape.op("Unsqueeze", [scale, constant("column", np.array([1]))])  # [tokens, 1]
     shape = tape.op("Shape", [value], {"start": 0, "end": 2})
 
-    for index, (node, weight) in enumerate(zip(products, weights, strict=True)):
-        integers, steps = _quantize_weight(weight / smooth[:, None])
-        inputs = [
-            quantized,
-            constant(f"weight{index}", integers),
-            constant("one", np.float32(1)),
-            constant(f"steps{index}", steps),
-            constant("zero", np.uint8(ZERO_POINT)),
-        ]
+    for index, node in enumerate(products):
+        weight, steps = _quantized_weight(graph, node, smooth)
+        inputs = [quantized, weight, constant("one", np.float32(1)), steps, constant("zero", np.uint8(ZERO_POINT))]
         product = tape.op("MatMulIntegerToFloat", inputs, domain="com.microsoft")
         scaled = tape.op("Mul", [product, column])
-        target = tape.op("Concat", [shape, constant(f"width{index}", np.array([weight.shape[1]]))], {"axis": 0})
+        target = tape.op("Concat", [shape, constant(f"width{index}", _weight(node).shape[1:])], {"axis": 0})
         result = tape.op("Reshape", [scaled, target])
         result.shape, result.type = node.outputs[0].shape, node.outputs[0].type
         ir.convenience.replace_all_uses_with(node.outputs[0], result)
@@ -123,6 +153,13 @@ def _smoothing(largest: Array, weights: list[Array]) -> Array:
     smooth = np.sqrt(np.maximum(weight_max, 1e-5) / np.maximum(largest, 1e-5))
     balanced: Array = (smooth / np.exp(np.log(smooth).mean())).astype(np.float32)
     return balanced
+
+
+def _quantized_weight(graph: ir.Graph, node: ir.Node, smooth: Array) -> tuple[ir.Value, ir.Value]:
+    """The integers [in, out] and the step of each column, as constants."""
+    integers, steps = _quantize_weight(_weight(node) / smooth[:, None])
+    name = f"{node.inputs[1].name}.int8" if node.inputs[1] is not None else ""
+    return add_constant(graph, name, integers), add_constant(graph, f"{name}.steps", steps)
 
 
 def _quantize_weight(weight: Array) -> tuple[npt.NDArray[np.int8], Array]:

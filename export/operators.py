@@ -41,7 +41,7 @@ def fused_operators(encoder: nn.Module) -> Iterator[None]:
     finally:
         config._attn_implementation = before
         for module in patched:
-            del module.forward
+            module.__dict__.pop("forward", None)
 
 
 def multi_head_attention(

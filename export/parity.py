@@ -58,15 +58,16 @@ def certify(
     Raises `ParityError`, with the worst texts, if a cosine is below `threshold` or a number is not finite.
     """
     limit = reference.checkpoint.max_length
-    with Engine(path, on_truncate="ignore", max_batch_tokens=_MIXED * limit) as engine:
-        engine.truncate_dim = None
-        try:
-            expected = reference.encode(texts)
+    expected = reference.encode(texts)
+    _check_finite(expected, texts)
+    try:
+        with Engine(path, on_truncate="ignore", max_batch_tokens=_MIXED * limit) as engine:
+            engine.truncate_dim = None
             alone = _in_batches(engine, texts, [[row] for row in range(len(texts))], progress)
             mixed = _in_batches(engine, texts, _mixed_batches(texts), progress)
             prompted = [_with_prompt(engine, reference, texts, prompt) for prompt in _prompts(reference)]
-        except EngineError as error:
-            raise ParityError(f"{reference.checkpoint.name}: {error}") from error
+    except EngineError as error:
+        raise ParityError(f"the converted model can't run: {error}; nothing was written") from error
     pairs = [(texts, expected, alone), (texts, expected, mixed), *prompted]
     cosines = np.concatenate([_cosine(a, b) for _, a, b in pairs])
     certificate = Certificate(
@@ -83,6 +84,16 @@ def certify(
         everything = [text for group, _, _ in pairs for text in group]
         raise ParityError(_explain(certificate, cosines, everything))
     return certificate
+
+
+def _check_finite(vectors: Vectors, texts: Sequence[str]) -> None:
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(bad):
+        shown = "".join(f"\n  {texts[row]!r:.90}" for row in bad[:_SHOWN])
+        raise ParityError(
+            f"the checkpoint itself, in PyTorch, gives NaN or infinity for {len(bad)} of {len(texts)} texts; "
+            f"nothing was written. The first:{shown}"
+        )
 
 
 def _in_batches(

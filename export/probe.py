@@ -150,11 +150,14 @@ def _one_token_words(count_tokens: Callable[[Sequence[str]], list[int]]) -> list
 
 def _text_of(length: int, seed: int, fillers: list[str], count_tokens: Callable[[Sequence[str]], list[int]]) -> str:
     """Whole sentences in an order of its own, then single words, until the text has `length` tokens."""
-    text, tokens = "", count_tokens([""])[0]
+    text, tokens = "", 0
     for step in range(len(SENTENCES)):
         longer = f"{text} {SENTENCES[(seed + step * 7) % len(SENTENCES)]}".strip()
-        if count_tokens([longer])[0] > length:
+        count = count_tokens([longer])[0]
+        if count > length:
             break
-        text, tokens = longer, count_tokens([longer])[0]
+        text, tokens = longer, count
+    if not text:  # a word at the very start may take another number of tokens than one behind a space
+        text, tokens = "a", count_tokens(["a"])[0]
     words = [fillers[(seed + step) % len(fillers)] for step in range(length - tokens)]
     return " ".join([text, *words]).strip()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sbert_infer.errors import CheckpointError
-from sbert_infer.export.checkpoint import ENCODERS, Checkpoint, load_tokenizer, quiet_transformers
+from sbert_infer.export.checkpoint import Checkpoint
 from sbert_infer.export.modules import (
     DenseSpec,
     LayerNormSpec,
@@ -28,6 +28,7 @@ from sbert_infer.export.modules import (
     WeightedLayerPoolingSpec,
     read_weights,
 )
+from sbert_infer.export.pretrained import ENCODERS, load_tokenizer, quiet_transformers
 
 __all__ = ["Reference", "load_reference"]
 

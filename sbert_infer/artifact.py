@@ -82,7 +82,7 @@ class Manifest:
     @classmethod
     def from_json(cls, text: str) -> Manifest:
         """Read a manifest; an unknown or missing key raises, since dropping one could change the vectors."""
-        entries = json.loads(text)
+        entries = dict(json.loads(text))
         found = entries.get("format_version")
         if not isinstance(found, int) or found > FORMAT_VERSION:
             raise VersionError(
@@ -107,7 +107,7 @@ class Artifact:
 def append_metadata(file: BinaryIO, manifest: Manifest, tokenizer_json: str) -> None:
     """Turn a file that holds just an ONNX model into an artifact. `file` is open for reading and writing."""
     offset = file.seek(0, 2)
-    file.write(_entry(_TOKENIZER, tokenizer_json) + _entry(_MANIFEST, manifest.to_json()))
+    file.write(_entries(tokenizer_json, manifest.to_json()))
     file.flush()
     file.seek(0)
     digest = sha256(file)
@@ -131,8 +131,8 @@ def open_artifact(path: str | os.PathLike[str]) -> Artifact:
         raise ArtifactError(f"{path} is a folder, not an artifact: run `sbert-export {path}` first")
     with path.open("rb") as file:
         try:
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
-                return _read(path, data)
+            # Unmapped with its last view: an error's traceback still holds some, so closing it here would fail.
+            return _read(path, memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
         except (ValueError, KeyError, TypeError) as error:  # empty file; malformed protobuf, JSON, UTF-8 or manifest
             raise CorruptError(f"{path}: not a readable artifact ({error})") from error
         except ArtifactError as error:
@@ -145,6 +145,9 @@ def _read(path: Path, data: memoryview) -> Artifact:
         raise CorruptError("its bytes have changed since it was written (sha256 differs); export or copy it again")
     entries = dict(_parse_entry(content) for _, content in protobuf_fields(body[offset:]))
     manifest = Manifest.from_json(entries[_MANIFEST])
+    # Nothing else may stand there: a parser would merge it into the graph. This checks the offset, too.
+    if body[offset:] != _entries(entries[_TOKENIZER], entries[_MANIFEST]):
+        raise CorruptError("its end is damaged; export or copy it again")
     _check_data_files(path, manifest, external_locations(body[:offset]))
     return Artifact(path, manifest, entries[_TOKENIZER])
 
@@ -177,6 +180,10 @@ def _check_data_files(path: Path, manifest: Manifest, locations: set[str]) -> No
         with file.open("rb") as handle:
             if sha256(handle) != entry.sha256:
                 raise CorruptError(f"the bytes of {entry.name} have changed since it was written (sha256 differs)")
+
+
+def _entries(tokenizer_json: str, manifest_json: str) -> bytes:
+    return _entry(_TOKENIZER, tokenizer_json) + _entry(_MANIFEST, manifest_json)
 
 
 def _entry(key: str, value: str) -> bytes:

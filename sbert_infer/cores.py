@@ -27,5 +27,5 @@ def _quota(cgroup: Path) -> float | None:
             quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text().strip()
             period = (cgroup / "cpu/cpu.cfs_period_us").read_text().strip()
         return None if quota in ("max", "-1") else int(quota) / int(period)
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZeroDivisionError):
         return None

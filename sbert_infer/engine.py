@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -14,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .artifact import Artifact, Manifest, open_artifact
-from .errors import EngineError, SbertInferWarning, TruncationError
+from .errors import ArtifactError, EngineError, TruncationError, warn
 from .onnx_backend import OnnxBackend
-from .pipeline import EncodeStats, Pipeline, Window
+from .pipeline import EncodeStats, Pipeline, Window, check_text
 from .precision import PRECISIONS, reduce_precision
 from .similarity import SIMILARITIES, pairwise_similarity, similarity
 from .tokenizer import Tokenizer
@@ -70,10 +69,14 @@ class Engine:
         self.model_card_data = EvaluationMetrics()
         self._similarity_fn_name = manifest.similarity
         self._artifact: Artifact = artifact
-        backend = OnnxBackend(artifact.path, workers=workers, max_batch_tokens=max_batch_tokens)
         self._pipeline: Pipeline | None = Pipeline(
-            Tokenizer(artifact.tokenizer_json, manifest.max_length, manifest.truncation_side),
-            backend,
+            _load_tokenizer(artifact, manifest.max_length),
+            OnnxBackend(
+                artifact.path,
+                fused=manifest.fusion.get("attention", 0) > 0,
+                workers=workers,
+                max_batch_tokens=max_batch_tokens,
+            ),
             dim=manifest.dim,
             pad_id=manifest.pad_id,
             padding_side=manifest.padding_side,
@@ -87,7 +90,7 @@ class Engine:
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
         output_value: str = "sentence_embedding",
-        precision: str = "float32",
+        precision: str | None = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         device: str | None = None,
@@ -107,7 +110,7 @@ class Engine:
             batch_size: at most this many texts in a batch. Batches are cut by tokens, so it is seldom needed.
             show_progress_bar: None shows one when this package's logger is at INFO or DEBUG.
             output_value: "sentence_embedding"; the artifact holds nothing else.
-            precision: "float32", "int8", "uint8", "binary" or "ubinary".
+            precision: "float32" (as None), "int8", "uint8", "binary" or "ubinary".
             convert_to_numpy: False gives a list of tensors.
             convert_to_tensor: True gives one tensor (imports torch).
             device: None or "cpu".
@@ -122,6 +125,7 @@ class Engine:
 
         """
         texts, single = _as_texts(inputs, sentences)
+        precision = precision or "float32"
         _check_options(output_value, precision, device, pool, chunk_size, batch_size)
         prompt = self._resolve_prompt(prompt, prompt_name)
         dim = self._resolve_dim(truncate_dim)
@@ -135,14 +139,19 @@ class Engine:
             result = _to_torch(result, as_list=not convert_to_tensor)
         return result[0] if single else result
 
-    def encode_query(self, inputs: Any = None, prompt_name: str | None = None, **options: Any) -> Any:
+    def encode_query(
+        self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, **options: Any
+    ) -> Any:
         """Encode search queries: `encode` with the prompt named "query", if the model has one."""
-        return self.encode(inputs, self._default_prompt(prompt_name, ["query"], options), **options)
+        return self.encode(inputs, prompt_name or self._first_prompt("query"), prompt, **options)
 
-    def encode_document(self, inputs: Any = None, prompt_name: str | None = None, **options: Any) -> Any:
+    def encode_document(
+        self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, **options: Any
+    ) -> Any:
         """Encode documents to be found: `encode` with the prompt named "document", "passage" or "corpus", if any."""
-        names = ["document", "passage", "corpus"]
-        return self.encode(inputs, self._default_prompt(prompt_name, names, options), **options)
+        return self.encode(
+            inputs, prompt_name or self._first_prompt("document", "passage", "corpus"), prompt, **options
+        )
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """All pairs' similarity, [n, m], by the model's own function. Arrays give an array, tensors a tensor."""
@@ -174,8 +183,7 @@ class Engine:
         limit = self.manifest.max_length
         if not 3 <= value <= limit:
             raise ValueError(f"max_seq_length must be between 3 and the model's limit of {limit}, got {value}")
-        pipeline = self._open()
-        pipeline.tokenizer = Tokenizer(self._artifact.tokenizer_json, value, self.manifest.truncation_side)
+        self._open().tokenizer = _load_tokenizer(self._artifact, value)
 
     @property
     def tokenizer(self) -> Any:
@@ -233,10 +241,10 @@ class Engine:
 
     def close(self) -> None:
         """Stop the workers and free the model. A second call does nothing."""
-        if self._pipeline is not None:
-            self._pipeline.close()
-            self._pipeline.backend.close()
-            self._pipeline = None
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            pipeline.close()
+            pipeline.backend.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -266,23 +274,20 @@ class Engine:
             yield window
         self.last_stats = stats
         if stats.truncated and self.on_truncate == "warn":
-            message = f"{stats.truncated} of {stats.texts} texts were cut to {self.max_seq_length} tokens"
-            warnings.warn(f"{message}; see Engine(on_truncate=...)", SbertInferWarning, stacklevel=3)
+            limit = self.max_seq_length
+            warn(f"{stats.truncated} of {stats.texts} texts were cut to {limit} tokens; see Engine(on_truncate=...)")
 
     def _open(self) -> Pipeline:
         if self._pipeline is None:
             raise EngineError(f"this engine is closed: {self._artifact.path}")
         return self._pipeline
 
-    def _default_prompt(self, prompt_name: str | None, names: list[str], options: dict[str, Any]) -> str | None:
-        if prompt_name is None and options.get("prompt") is None:
-            return next((name for name in names if name in self.prompts), None)
-        return prompt_name
+    def _first_prompt(self, *names: str) -> str | None:
+        return next((name for name in names if name in self.prompts), None)
 
     def _resolve_prompt(self, prompt: str | None, prompt_name: str | None) -> str:
         if prompt is not None:
-            if not isinstance(prompt, str):
-                raise TypeError(f"prompt must be a str, got {type(prompt).__name__}")
+            check_text(prompt, "prompt")
             return prompt
         name = prompt_name if prompt_name is not None else self.default_prompt_name
         if name is None:
@@ -309,6 +314,13 @@ class EvaluationMetrics:
         self.metrics.update(metrics)
 
 
+def _load_tokenizer(artifact: Artifact, max_length: int) -> Tokenizer:
+    try:
+        return Tokenizer(artifact.tokenizer_json, max_length, artifact.manifest.truncation_side)
+    except Exception as error:  # tokenizers raises nothing more precise
+        raise ArtifactError(f"{artifact.path}: the installed tokenizers can't read its tokenizer: {error}") from error
+
+
 def _as_texts(inputs: Any, sentences: Any) -> tuple[list[str], bool]:
     """The texts as a list, and whether it was one text alone."""
     if (inputs is None) == (sentences is None):
@@ -316,8 +328,10 @@ def _as_texts(inputs: Any, sentences: Any) -> tuple[list[str], bool]:
     given = inputs if inputs is not None else sentences
     if isinstance(given, str):
         return [given], True
-    if isinstance(given, (bytes, dict, set, frozenset)) or not isinstance(given, Iterable):
+    if isinstance(given, (bytes, bytearray, Mapping, Set)) or not isinstance(given, Iterable):
         raise TypeError(f"encode needs a str or an iterable of str in order, got {type(given).__name__}")
+    if (ndim := getattr(given, "ndim", 1)) != 1:  # an array, or a table, which would give its column names
+        raise TypeError(f"encode needs texts in one dimension, got {type(given).__name__} with {ndim}")
     return given.tolist() if isinstance(given, np.ndarray) else list(given), False
 
 

@@ -16,6 +16,8 @@ Warnings that a person may want to filter have one category, `SbertInferWarning`
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Sequence
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "SbertInferWarning",
     "TruncationError",
     "VersionError",
+    "warn",
 ]
 
 
@@ -77,3 +80,11 @@ class TruncationError(EngineError):
 
 class SbertInferWarning(UserWarning):
     """Category of every warning of this package."""
+
+
+def warn(message: str) -> None:
+    """Warn at the line that called into this package, however deep inside it the reason was found."""
+    frame, depth = sys._getframe(1), 2  # `warnings` counts this function as the first
+    while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(message, SbertInferWarning, stacklevel=depth)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,7 +60,7 @@ def _create(target: Path) -> tuple[int, Path]:
 
 def _link(fd: int, target: Path) -> Path:
     """Give an unnamed file a temporary name, since a link can't take an existing name but a rename can."""
-    name = f".{target.name}.{os.getpid()}.{fd}.tmp"
+    name = f".{target.name}.{secrets.token_hex(8)}.tmp"
     folder = os.open(target.parent, os.O_RDONLY)
     try:
         # The folder descriptors make Python follow the /proc link to the file itself.

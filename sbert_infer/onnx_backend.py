@@ -20,12 +20,16 @@ _MAX_BATCH_TOKENS = 512
 class OnnxBackend:
     """Runs a checked ONNX artifact with onnxruntime."""
 
-    def __init__(self, path: Path, *, workers: int | None = None, max_batch_tokens: int | None = None) -> None:
+    def __init__(
+        self, path: Path, *, fused: bool = True, workers: int | None = None, max_batch_tokens: int | None = None
+    ) -> None:
         onnxruntime = _import_onnxruntime()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
+        if fused:  # the export did better than onnxruntime's own fusions, which would undo some of it
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         try:
             self._session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's own exceptions share no base class
@@ -40,8 +44,13 @@ class OnnxBackend:
         """[batch, length] ids and mask -> [batch, dim] vectors."""
         inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         if prompt_length:
-            inputs["prompt_length"] = np.int64(prompt_length)
-        vectors: npt.NDArray[np.float32] = self._session.run(["sentence_embedding"], inputs)[0]
+            inputs["prompt_length"] = np.array(prompt_length)
+        if (session := self._session) is None:
+            raise EngineError("the engine was closed during this call")
+        try:
+            vectors: npt.NDArray[np.float32] = session.run(["sentence_embedding"], inputs)[0]
+        except Exception as error:  # as above
+            raise EngineError(f"onnxruntime failed on a batch of {input_ids.shape} tokens: {error}") from error
         return vectors
 
     def describe(self) -> str:

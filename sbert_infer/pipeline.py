@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ class Pipeline:
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
         self._pid = 0
+        self._closed = False
 
     def run(
         self,
@@ -80,20 +82,21 @@ class Pipeline:
         progress: Callable[[int], object] = lambda count: None,
     ) -> Iterator[Window]:
         """The vectors of `texts`, in order. `prompt_length` leading tokens are left out of pooling."""
-        start, running = 0, None
-        source = iter(texts)
+        start, source = 0, iter(texts)
+        running: deque[_Work] = deque()
         try:
             while chunk := list(islice(source, WINDOW_TEXTS)):
                 check_texts(chunk, start)
-                work = _Work(self, chunk, start, prompt, prompt_length, max_batch_texts)
-                if running is not None:
-                    yield running.finish(progress)
-                start, running = start + len(chunk), work
-            if running is not None:
-                yield running.finish(progress)
+                running.append(_Work(self, chunk, start, prompt, prompt_length, max_batch_texts))
+                start += len(chunk)
+                if len(running) > 1:
+                    yield running[0].finish(progress)
+                    running.popleft()
+            if running:
+                yield running[0].finish(progress)
         finally:
-            if running is not None:
-                running.cancel()
+            for work in running:
+                work.cancel()
 
     def run_batch(self, tokenized: TokenizedTexts, batch: Batch, prompt_length: int, out: Vectors) -> int:
         """Run one batch and put its vectors into their rows of `out`. Returns how many texts it held."""
@@ -104,6 +107,8 @@ class Pipeline:
     def submit(self, function: Callable[..., int], *args: object) -> Future[int]:
         """Hand work to a worker thread, started at first use and again after a fork, which threads do not survive."""
         with self._lock:
+            if self._closed:
+                raise EngineError("the engine was closed during this call")
             if self._executor is None or self._pid != os.getpid():
                 self._executor = ThreadPoolExecutor(self.backend.workers, thread_name_prefix="sbert-infer")
                 self._pid = os.getpid()
@@ -112,6 +117,7 @@ class Pipeline:
     def close(self) -> None:
         """Stop the workers."""
         with self._lock:
+            self._closed = True
             if self._executor is not None and self._pid == os.getpid():
                 self._executor.shutdown(wait=True, cancel_futures=True)
             self._executor = None
@@ -144,6 +150,8 @@ class _Work:
     def finish(self, progress: Callable[[int], object]) -> Window:
         done = 0
         for future in as_completed(self.futures):
+            if future.cancelled():
+                raise EngineError("the engine was closed during this call")
             done += future.result()
             progress(future.result())
         progress(self.count - done)
@@ -160,7 +168,9 @@ class _Work:
 
     def _check_finite(self, vectors: Vectors) -> None:
         # A sum is finite only if every term is: cheaper than asking each one, and exact enough to look closer.
-        if not np.isfinite(vectors.sum()):
+        with np.errstate(invalid="ignore", over="ignore"):
+            total = vectors.sum()
+        if not np.isfinite(total):
             bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
             if len(bad):
                 raise EngineError(f"the model gives NaN or infinity for text {bad[0] + self.start} ({len(bad)} in all)")
@@ -177,12 +187,20 @@ class _Work:
 
 
 def check_texts(texts: Sequence[object], start: int = 0) -> None:
-    """Raise for the first item that is not text which can be written as UTF-8, naming its index."""
+    """Raise for the first item that `check_text` refuses, naming its index."""
     for index, text in enumerate(texts, start):
-        if not isinstance(text, str):
-            raise TypeError(f"text {index} must be a str, got {type(text).__name__}: {text!r:.60}")
-        if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
-            raise ValueError(f"text {index} holds a lone surrogate, which no encoding can write: {text!r:.60}")
+        if not isinstance(text, str) or not text.isascii():
+            check_text(text, f"text {index}")
+
+
+def check_text(text: object, name: str) -> None:
+    """Raise unless `text` is a str that can be written as UTF-8."""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be a str, got {type(text).__name__}: {text!r:.60}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} holds a lone surrogate, which no encoding can write: {text!r:.60}") from None
 
 
 def _unique(texts: list[str]) -> tuple[list[str], npt.NDArray[np.int64] | None]:

@@ -1,13 +1,14 @@
-"""Which texts run together: pure functions on token counts."""
+"""Which texts run together, and in which shapes: pure functions on token counts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Batch", "plan_batches"]
+__all__ = ["Batch", "bucket_edges", "plan_batches"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -20,22 +21,76 @@ class Batch:
     length: int
 
 
-def plan_batches(lengths: Indices, max_batch_tokens: int, max_batch_texts: int | None = None) -> list[Batch]:
+def plan_batches(
+    lengths: Indices,
+    max_batch_tokens: int,
+    max_batch_texts: int | None = None,
+    edges: Sequence[int] | None = None,
+) -> list[Batch]:
     """Cut texts, sorted by length, into batches of at most `max_batch_tokens` tokens, padding included.
 
-    The longest come first: the short batches at the end then fill whatever worker is free. A text longer than
-    the budget runs alone.
+    A batch is padded to its longest text or, with `edges`, to the next edge: then the only lengths that run are the
+    edges. The longest come first, so that the short batches at the end fill whatever worker is free. A text longer
+    than the budget runs alone.
 
     >>> [batch.rows.tolist() for batch in plan_batches(np.array([3, 9, 3, 4]), max_batch_tokens=12)]
     [[1], [3, 0, 2]]
     """
     order = np.argsort(-lengths, kind="stable")
+    padded = lengths[order] if edges is None else _next_edge(lengths[order], edges)
     batches = []
     start = 0
     while start < len(order):
-        length = int(lengths[order[start]])
+        length = int(padded[start])
         count = max(1, max_batch_tokens // length)
         stop = start + min(count, max_batch_texts or count)
         batches.append(Batch(order[start:stop], length))
         start = stop
     return batches
+
+
+def bucket_edges(lengths: Indices, count: int, longest: int, multiple: int = 1) -> list[int]:
+    """At most `count` lengths, the last of them `longest`, that pad texts of these `lengths` the least in total.
+
+    Edges are multiples of `multiple` (the last one is `longest` itself). A dynamic programme over the histogram: the
+    least cost of all texts up to an edge, given how many edges are used, from the least costs of the edges before it.
+
+    >>> bucket_edges(np.array([5, 5, 5, 90, 91, 92]), count=2, longest=128)
+    [5, 128]
+    >>> bucket_edges(np.array([5, 5, 5, 90, 91, 92]), count=3, longest=128)
+    [5, 92, 128]
+    """
+    if count < 1 or longest < 1 or (len(lengths) and not 0 < lengths.min() <= lengths.max() <= longest):
+        raise ValueError(f"need count >= 1 and lengths between 1 and {longest}, got count={count}")
+    candidates = np.unique(np.append(np.minimum(-(-lengths // multiple) * multiple, longest), longest))
+    texts = np.searchsorted(np.sort(lengths), candidates, side="right")  # texts that fit each candidate
+    # cost[i]: tokens that run for the texts up to candidate i, with as many edges as rounds so far
+    cost = texts * candidates
+    choices = []
+    for _ in range(min(count, len(candidates)) - 1):
+        # [from, to]: the texts between two edges run at the length of the second
+        steps = cost[:, None] + (texts[None, :] - texts[:, None]) * candidates[None, :]
+        steps = np.where(np.tri(len(candidates), k=-1).T > 0, steps, np.iinfo(np.int64).max)
+        best = steps.argmin(axis=0)
+        improves = steps[best, np.arange(len(candidates))] < cost
+        choices.append(np.where(improves, best, -1))
+        cost = np.where(improves, steps[best, np.arange(len(candidates))], cost)
+    return _follow(candidates, choices)
+
+
+def _follow(candidates: Indices, choices: list[Indices]) -> list[int]:
+    """Walk back from the last candidate through the choices of each round; -1 uses no edge in that round."""
+    at = len(candidates) - 1
+    edges = [int(candidates[at])]
+    for choice in reversed(choices):
+        if choice[at] >= 0:
+            at = int(choice[at])
+            edges.append(int(candidates[at]))
+    return edges[::-1]
+
+
+def _next_edge(lengths: Indices, edges: Sequence[int]) -> Indices:
+    table = np.asarray(sorted(edges), np.int64)
+    if len(lengths) and lengths.max() > table[-1]:
+        raise ValueError(f"a text of {lengths.max()} tokens is longer than the last edge, {table[-1]}")
+    return table[np.searchsorted(table, lengths)]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .errors import SbertInferWarning
+from .errors import warn
 
 __all__ = ["PRECISIONS", "reduce_precision"]
 
@@ -32,8 +31,7 @@ def _to_256_steps(vectors: npt.NDArray[np.float32], precision: str) -> npt.NDArr
     if len(vectors) == 1:
         raise ValueError(f"precision={precision!r} needs several texts: its ranges are learnt from their embeddings")
     if len(vectors) < _FEW:
-        message = f"precision={precision!r}: ranges learnt from only {len(vectors)} embeddings are unstable"
-        warnings.warn(message, SbertInferWarning, stacklevel=4)
+        warn(f"precision={precision!r}: ranges learnt from only {len(vectors)} embeddings are unstable")
     low, high = vectors.min(axis=0), vectors.max(axis=0)
     step = (high - low) / 255
     step = np.where(step == 0, 1, step)

@@ -38,6 +38,8 @@ def fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
             _, at = _varint(data, at)
         elif wire in (_FIXED32, _FIXED64):
             at += 4 if wire == _FIXED32 else 8
+            if at > len(data):
+                raise ValueError("a number runs past the end of its message")
         else:
             raise ValueError(f"unknown wire type {wire}")
 

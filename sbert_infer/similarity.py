@@ -42,7 +42,8 @@ def _rows(x: Any) -> Array:
     if isinstance(x, (list, tuple)):
         x = np.stack([_rows(row)[0] if np.ndim(row) == 1 else np.asarray(row) for row in x])
     if hasattr(x, "detach"):
-        x = x.detach().float().cpu().numpy()
+        x = x.detach().cpu()
+        x = (x if x.element_size() >= 4 else x.float()).numpy()  # numpy has no bfloat16
     array = np.asarray(x)
     if array.dtype.kind != "f" or array.dtype.itemsize < 4:
         array = array.astype(np.float32)

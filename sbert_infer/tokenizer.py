@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +17,7 @@ Ids = npt.NDArray[np.int64]
 # Characters per allowed token: a text with more than LONG is cut to a prefix of PREFIX before it is tokenized, which
 # is still several times what a token of ordinary text takes.
 _LONG, _PREFIX = 16, 8
+_MARGIN = 256  # characters
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,7 @@ class Tokenizer:
         self.backend.no_padding()
         self.backend.enable_truncation(max_length, direction=truncation_side)
         self.max_length = max_length
-        splits = _splits_at_spaces(json.loads(tokenizer_json).get("pre_tokenizer"))
-        self._can_cut = truncation_side == "right" and splits
+        self._can_cut = truncation_side == "right"
         self._special_ids = {id for id, token in self.backend.get_added_tokens_decoder().items() if token.special}
 
     def __call__(self, texts: Sequence[str]) -> TokenizedTexts:
@@ -70,30 +68,23 @@ class Tokenizer:
         return len(ids) - 1 if ids and ids[-1] in self._special_ids else len(ids)
 
     def _prefix(self, text: str) -> str:
-        """A long text's beginning that gives the same tokens up to the limit.
-
-        The cut is made at a space, where the pre-tokenizer splits whatever follows, and only a prefix that overflows
-        the limit by itself is taken: then all tokens that are kept come from words before the cut.
-        """
+        """A long text's beginning that gives the same tokens up to the limit."""
         size = _PREFIX * self.max_length
         while self._can_cut and size < len(text) // 2:
-            cut = max(text.rfind(" ", 0, size), text.rfind("\n", 0, size))
-            if cut > 0 and self.backend.encode(text[:cut]).overflowing:
-                return text[:cut]
+            if _is_settled(self.backend.encode(text[:size]), size):
+                return text[:size]
             size *= 4
         return text
 
 
-def _splits_at_spaces(pre_tokenizer: dict[str, Any] | None) -> bool:
-    """Whether a tokenizer.json's pre-tokenizer never lets a token reach across a space."""
-    match (pre_tokenizer or {}).get("type"):
-        case "BertPreTokenizer" | "Whitespace" | "WhitespaceSplit":
-            return True
-        case "Metaspace":
-            return bool((pre_tokenizer or {}).get("split", True))
-        case "ByteLevel":
-            return bool((pre_tokenizer or {}).get("use_regex", True))
-        case "Sequence":
-            return any(_splits_at_spaces(step) for step in (pre_tokenizer or {}).get("pretokenizers", []))
-        case _:
-            return False
+def _is_settled(prefix: tokenizers.Encoding, size: int) -> bool:
+    """Whether the tokens kept of a prefix of `size` characters would be the same if the text went on.
+
+    A cut changes the word (or run of spaces) it falls into, and what is found across words close to it, such as a
+    special token or a character with its accents: the tokens must end before that word and well before the cut.
+    """
+    if not prefix.overflowing:
+        return False
+    words = [word for word in prefix.overflowing[-1].word_ids if word is not None]
+    kept_end = max((end for _, end in prefix.offsets), default=size)
+    return bool(words) and words[-1] not in prefix.word_ids and kept_end <= size - _MARGIN

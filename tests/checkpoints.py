@@ -65,6 +65,7 @@ def write_checkpoint(
     layer_norm: bool = False,
     normalize: bool = True,
     layout: str = "new",
+    lower_case: bool = False,
     max_length: int = MAX_LENGTH,
     prompts: dict[str, str] | None = None,
     default_prompt_name: str | None = None,
@@ -76,7 +77,7 @@ def write_checkpoint(
     """Write one into `folder` and return it. `pooling` and `dense` are spelled as sentence-transformers does.
 
     `layer_pooling` is the first layer of a WeightedLayerPooling; each of `dense` holds the arguments of one Dense,
-    less `in_features`, and with `activation_function` as a name in `torch.nn`.
+    less `in_features`, and with `activation_function` as a name in `torch.nn`. `lower_case` is `do_lower_case`.
     """
     _write_transformer(folder, family, max_length, padding_side, layer_pooling is not None, seed)
     modules: list[nn.Module] = [Transformer(str(folder))]
@@ -103,6 +104,8 @@ def write_checkpoint(
     model.save(str(folder), create_model_card=False)
     if layout == "old":
         to_old_layout(folder, max_length)
+    if lower_case:
+        edit_json(folder / "sentence_bert_config.json", do_lower_case=True)
     return folder
 
 

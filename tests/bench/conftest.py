@@ -1,0 +1,85 @@
+"""Results to render and compare, made up, and one real small run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sbert_infer.artifact import open_artifact
+from sbert_infer.bench.results import Results, Row, WorkloadFacts
+from sbert_infer.bench.rivals import EAGER, Contestant
+from sbert_infer.bench.session import Settings, run_session
+from sbert_infer.bench.subject import Subject
+from sbert_infer.bench.workloads import make_workload
+
+
+def make_row(
+    contestant: str, texts_per_s: float | None, *, status: str = "ok", ours: bool = False, **more: object
+) -> Row:
+    row = Row("mixed", contestant, "fp32", ours, status=status, texts_per_s=texts_per_s)
+    if texts_per_s is not None:
+        row.texts_per_s_low, row.texts_per_s_high = 0.9 * texts_per_s, 1.2 * texts_per_s
+        row.tokens_per_s, row.seconds = 20 * texts_per_s, [100 / texts_per_s] * 3
+        row.min_cosine, row.mean_cosine = 0.9999999, 0.99999999
+        row.speed_up = texts_per_s / 100 if status == "ok" else None
+        row.latency_ms = {"p50": 5.0, "p95": 7.5, "p99": 11.25}
+    for name, value in more.items():
+        setattr(row, name, value)
+    return row
+
+
+@pytest.fixture
+def results() -> Results:
+    """Made-up figures: ours, the reference, a rival, one wrong, one failed, with names that need escaping."""
+    stamp = {
+        "date": "2025-01-02 03:04 UTC",
+        "sbert_infer": "0.1.0",
+        "cpu": "Some CPU <& co>",
+        "cores": 2,
+        "memory_gb": 8.0,
+        "os": "Linux",
+        "python": "3.11.0",
+        "load_average": 0.0,
+        "model": "tiny",
+        "weights_sha256": "ab" * 32,
+        "max_length": 64,
+        "rounds": 3,
+        "seed": 0,
+        "packages": {"numpy": "2.0"},
+        "rivals_python": "3.12.0",
+        "rivals_packages": {"fastembed": "0.9"},
+        "workloads": ["mixed"],
+    }
+    rows = [
+        make_row(EAGER, 100.0),
+        make_row("sbert-infer fp32", 225.5, ours=True, padding=0.015, peak_share=0.7),
+        make_row("rival <b>", 107.25, batch_size=32),
+        make_row("rival <b>, tuned", 120.0, batch_size=16),
+        make_row("liar", 900.0, status="wrong", min_cosine=0.5, reason="cosine with the reference down to 0.5000"),
+        make_row("sunk", None, status="failed", reason="killed by SIGILL"),
+    ]
+    return Results(stamp, [WorkloadFacts("mixed", 100, 2000, 60, 1, 12.5, (200.0, 210.0, 190.0))], rows, ["absentee"])
+
+
+@pytest.fixture(scope="session")
+def real_run(
+    make_checkpoint: Callable[..., Path],
+    export_checkpoint: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Results:
+    """The eager reference, our engine, plain onnxruntime and three fakes that misbehave, on a small random model."""
+    artifact = open_artifact(export_checkpoint("bert"))
+    subject = Subject("tiny", str(make_checkpoint("bert")), (artifact,))
+    fakes = [
+        Contestant(f"fake {fault}", "fp32", {"kind": "fake", "fault": fault, "artifact": str(artifact.path)})
+        for fault in ("wrong", "crash", "error")
+    ]
+    folder = tmp_path_factory.mktemp("bench")
+    sts = folder / "sts.tsv"
+    pairs = zip(make_workload("short", 12), make_workload("short", 12, seed=1), strict=True)
+    sts.write_text("".join(f"g\tf\ty\t{n}\t{n / 3}\t{a}\t{b}\n" for n, (a, b) in enumerate(pairs)), encoding="utf-8")
+    settings = Settings(rounds=2, latency_texts=12, sts=sts, only=("sbert-infer", "onnxruntime", "fake"))
+    workloads = {"short": make_workload("short", 30), "mixed": make_workload("mixed", 30)}
+    return run_session(subject, workloads, settings, folder, extra=fakes)

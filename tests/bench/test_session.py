@@ -1,0 +1,125 @@
+"""A real run: what is measured, what is right, and who misbehaves. Nothing here depends on how fast a machine is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sbert_infer.artifact import open_artifact
+from sbert_infer.bench.results import Results, Row
+from sbert_infer.bench.rivals import EAGER
+from sbert_infer.bench.session import Settings, run_session
+from sbert_infer.bench.subject import BenchError, Subject, open_subject
+
+
+def row_of(results: Results, contestant: str, workload: str = "short") -> Row:
+    return next(row for row in results.rows if (row.contestant, row.workload) == (contestant, workload))
+
+
+def test_every_contestant_has_a_row_per_workload(real_run: Results) -> None:
+    assert [facts.name for facts in real_run.workloads] == ["short", "mixed"]
+    names = {row.contestant for row in real_run.rows}
+    assert {EAGER, "sbert-infer fp32", "onnxruntime, plain", "fake wrong", "fake crash", "fake error"} <= names
+    assert not any("sentence-transformers" in name for name in names)  # --only
+
+
+@pytest.mark.parametrize("contestant", [EAGER, "sbert-infer fp32", "onnxruntime, plain", "onnxruntime, plain, tuned"])
+def test_a_right_contestant_is_measured(real_run: Results, contestant: str) -> None:
+    row = row_of(real_run, contestant)
+    assert row.status == "ok", row.reason
+    assert len(row.seconds) == 2
+    assert row.texts_per_s is not None
+    assert row.texts_per_s_low is not None
+    assert row.texts_per_s_high is not None
+    assert 0 < row.texts_per_s_low <= row.texts_per_s <= row.texts_per_s_high
+    assert row.min_cosine is not None
+    assert row.min_cosine > 0.99999
+    for value in (row.speed_up, row.peak_share, row.cpu_s_per_1000, row.peak_mb, row.load_s, row.file_mb):
+        assert value is not None
+        assert value >= 0
+    assert row.spearman is not None
+    assert -1 <= row.spearman <= 1
+    assert bool(row.latency_ms) == ("tuned" not in contestant)
+    assert list(row.latency_ms.values()) == sorted(row.latency_ms.values())
+
+
+def test_the_reference_is_the_measure(real_run: Results) -> None:
+    assert row_of(real_run, EAGER).speed_up == 1
+    assert real_run.ours_are_right
+
+
+def test_wrong_vectors_are_shown_as_wrong_not_as_fast(real_run: Results) -> None:
+    row = row_of(real_run, "fake wrong")
+    assert row.status == "wrong"
+    assert row.speed_up is None
+    assert "fp32 needs 0.999" in row.reason
+    assert real_run.of("short").index(row) > real_run.of("short").index(row_of(real_run, EAGER))
+
+
+@pytest.mark.parametrize(("fault", "reason"), [("crash", "told to crash"), ("error", "told to fail")])
+def test_a_contestant_that_dies_is_a_row(real_run: Results, fault: str, reason: str) -> None:
+    for workload in ("short", "mixed"):
+        row = row_of(real_run, f"fake {fault}", workload)
+        assert row.status == "failed"
+        assert reason in row.reason
+
+
+def test_only_ours_decide_the_outcome(results: Results) -> None:
+    assert results.ours_are_right
+    next(row for row in results.rows if row.ours).status = "wrong"
+    assert not results.ours_are_right
+
+
+def test_no_worker_is_left(real_run: Results) -> None:
+    proc = Path("/proc")
+    if not proc.is_dir():
+        pytest.skip("needs /proc")
+    mine = []
+    for entry in proc.glob("[0-9]*"):
+        try:
+            stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(stat[1]) == os.getpid() and b"worker.py" in command:
+            mine.append(command)
+    assert mine == []
+
+
+def test_the_checkpoint_must_be_the_artifacts_own(
+    make_checkpoint: Callable[..., Path], export_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    artifact = open_artifact(export_checkpoint("bert"))
+    subject = Subject("tiny", str(make_checkpoint("bert", seed=1)), (artifact,))
+    with pytest.raises(BenchError, match="was not made from"):
+        run_session(subject, {"one": ["a text"]}, Settings(rounds=1), tmp_path)
+
+
+def test_an_artifact_without_its_checkpoint_says_what_to_add(
+    export_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(BenchError, match="add --checkpoint"):
+        open_subject([str(export_checkpoint("bert"))], None, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.int8.onnx"])
+def test_the_checkpoint_beside_the_artifact_is_found(
+    export_checkpoint: Callable[..., Path], tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_bytes(export_checkpoint("bert").read_bytes())
+    (tmp_path / "model").mkdir()
+    assert open_subject([str(tmp_path / name)], None, tmp_path).checkpoint == str(tmp_path / "model")
+
+
+def test_artifacts_of_two_checkpoints_are_refused(export_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    sources = [str(export_checkpoint("bert")), str(export_checkpoint("distilbert"))]
+    with pytest.raises(BenchError, match="different checkpoints"):
+        open_subject(sources, None, tmp_path)
+
+
+def test_a_missing_file_is_not_taken_for_a_hub_id(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match=r"nothing\.onnx does not exist"):
+        open_subject([str(tmp_path / "nothing.onnx")], None, tmp_path)
