@@ -11,9 +11,10 @@ __all__ = ["Backend"]
 
 
 class Backend(Protocol):
-    """Runs one padded batch. `run` may be called by `workers` threads at once."""
+    """Runs one padded batch. `run` may be called by `workers` threads at once; each call uses `threads` cores."""
 
     workers: int
+    threads: int
     max_batch_tokens: int
 
     def run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .artifact import Artifact, Manifest, open_artifact
-from .errors import ArtifactError, EngineError, TruncationError, warn
+from .errors import ArtifactError, EngineError, warn
 from .onnx_backend import OnnxBackend
-from .pipeline import EncodeStats, Pipeline, Window, check_text
+from .pipeline import EncodeStats, Pipeline, Window
 from .precision import PRECISIONS, reduce_precision
 from .similarity import SIMILARITIES, pairwise_similarity, similarity
+from .texts import as_texts, check_text
 from .tokenizer import Tokenizer
 
 __all__ = ["Engine"]
@@ -43,6 +44,7 @@ class Engine:
         *,
         on_truncate: OnTruncate = "warn",
         workers: int | None = None,
+        threads: int | None = None,
         max_batch_tokens: int | None = None,
     ) -> None:
         """Open the artifact at `path`.
@@ -50,13 +52,14 @@ class Engine:
         Args:
             path: a file written by `sbert-export`.
             on_truncate: what to do when a text is longer than the model's limit: warn once per call, raise, or nothing.
-            workers: threads that run batches; all usable cores by default.
+            workers: batches that run at once; as many as there are usable cores by default.
+            threads: cores that share one batch; 1 by default, which is fastest for many texts.
             max_batch_tokens: tokens that run together, padding included; the backend's best by default.
 
         """
         if on_truncate not in ("warn", "error", "ignore"):
             raise ValueError(f"on_truncate must be 'warn', 'error' or 'ignore', got {on_truncate!r}")
-        for name, value in (("workers", workers), ("max_batch_tokens", max_batch_tokens)):
+        for name, value in (("workers", workers), ("threads", threads), ("max_batch_tokens", max_batch_tokens)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         artifact = open_artifact(path)
@@ -75,6 +78,7 @@ class Engine:
                 artifact.path,
                 fused=manifest.fusion.get("attention", 0) > 0,
                 workers=workers,
+                threads=threads,
                 max_batch_tokens=max_batch_tokens,
             ),
             dim=manifest.dim,
@@ -100,6 +104,7 @@ class Engine:
         chunk_size: None = None,
         *,
         sentences: str | Iterable[str] | None = None,
+        out: npt.NDArray[np.float32] | None = None,
     ) -> Any:
         """Encode one text or many, as `SentenceTransformer.encode` does.
 
@@ -119,25 +124,54 @@ class Engine:
             pool: not supported, and not needed: one engine uses all cores.
             chunk_size: as `pool`.
             sentences: old name of `inputs`.
+            out: an array or memmap [texts, dim] to write to and return. `inputs` are then read as they are needed, so
+                that memory stays flat however many there are.
 
         Returns:
             An array [texts, dim], or [dim] for one text.
 
         """
-        texts, single = _as_texts(inputs, sentences)
+        texts, single = as_texts(_given(inputs, sentences))
         precision = precision or "float32"
         _check_options(output_value, precision, device, pool, chunk_size, batch_size)
         prompt = self._resolve_prompt(prompt, prompt_name)
         dim = self._resolve_dim(truncate_dim)
-        vectors = np.empty((len(texts), dim), np.float32)
-        with _progress_bar(len(texts), show_progress_bar) as progress:
+        if out is None:
+            texts = known = list(texts)
+            vectors = np.empty((len(known), dim), np.float32)
+        else:
+            vectors = _check_out(out, dim, plain=precision == "float32" and convert_to_numpy and not convert_to_tensor)
+        with _progress_bar(len(vectors), show_progress_bar) as progress:
             for window in self._windows(texts, prompt, batch_size, progress):
-                rows = slice(window.start, window.start + len(window.vectors))
-                vectors[rows] = _finish(window.vectors, dim, normalize_embeddings)
-        result = reduce_precision(vectors, precision) if len(texts) else np.empty(0, np.float32)
+                _place(vectors, window.start, _finish(window.vectors, dim, normalize_embeddings))
+        if out is not None:
+            return _check_filled(out, self.last_stats.texts)
+        result = reduce_precision(vectors, precision) if len(vectors) else np.empty(0, np.float32)
         if convert_to_tensor or not convert_to_numpy:
             result = _to_torch(result, as_list=not convert_to_tensor)
         return result[0] if single else result
+
+    def encode_iter(
+        self,
+        texts: Iterable[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        *,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+    ) -> Iterator[npt.NDArray[np.float32]]:
+        """Encode a stream: one vector for each text, in order, in memory that does not grow with their number.
+
+        Texts are read some thousands ahead, so that they can be sorted by length. The arguments are those of `encode`.
+        """
+        source, single = as_texts(texts)
+        if single:
+            raise TypeError("encode_iter needs an iterable of texts, got one str: use encode")
+        prompt = self._resolve_prompt(prompt, prompt_name)
+        dim = self._resolve_dim(truncate_dim)
+        for window in self._windows(source, prompt, batch_size, lambda count: None):
+            yield from _finish(window.vectors, dim, normalize_embeddings)
 
     def encode_query(
         self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, **options: Any
@@ -212,6 +246,7 @@ class Engine:
             "dim": self.manifest.dim,
             "max_length": self.max_seq_length,
             "workers": backend.workers,
+            "threads": backend.threads,
             "max_batch_tokens": backend.max_batch_tokens,
             "parity": dict(self.manifest.parity),
         }
@@ -263,14 +298,16 @@ class Engine:
         pipeline = self._open()
         skip = 0 if self.manifest.include_prompt else pipeline.tokenizer.prompt_length(prompt)
         stats = EncodeStats()
-        windows = pipeline.run(texts, prompt=prompt, prompt_length=skip, max_batch_texts=batch_size, progress=progress)
+        windows = pipeline.run(
+            texts,
+            prompt=prompt,
+            prompt_length=skip,
+            max_batch_texts=batch_size,
+            allow_truncation=self.on_truncate != "error",
+            progress=progress,
+        )
         for window in windows:
             stats += window.stats
-            if window.truncated and self.on_truncate == "error":
-                raise TruncationError(
-                    f"text {window.truncated[0]} has more than {self.max_seq_length} tokens"
-                    f" ({len(window.truncated)} in all); shorten it or set on_truncate"
-                )
             yield window
         self.last_stats = stats
         if stats.truncated and self.on_truncate == "warn":
@@ -321,20 +358,6 @@ def _load_tokenizer(artifact: Artifact, max_length: int) -> Tokenizer:
         raise ArtifactError(f"{artifact.path}: the installed tokenizers can't read its tokenizer: {error}") from error
 
 
-def _as_texts(inputs: Any, sentences: Any) -> tuple[list[str], bool]:
-    """The texts as a list, and whether it was one text alone."""
-    if (inputs is None) == (sentences is None):
-        raise TypeError("encode needs texts: a str or an iterable of str" if inputs is None else "inputs given twice")
-    given = inputs if inputs is not None else sentences
-    if isinstance(given, str):
-        return [given], True
-    if isinstance(given, (bytes, bytearray, Mapping, Set)) or not isinstance(given, Iterable):
-        raise TypeError(f"encode needs a str or an iterable of str in order, got {type(given).__name__}")
-    if (ndim := getattr(given, "ndim", 1)) != 1:  # an array, or a table, which would give its column names
-        raise TypeError(f"encode needs texts in one dimension, got {type(given).__name__} with {ndim}")
-    return given.tolist() if isinstance(given, np.ndarray) else list(given), False
-
-
 def _check_options(
     output_value: str, precision: str, device: Any, pool: object, chunk_size: object, batch_size: int | None
 ) -> None:
@@ -348,6 +371,33 @@ def _check_options(
         raise ValueError("pool and chunk_size are not supported: one engine already uses all cores")
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+
+
+def _given(inputs: Any, sentences: Any) -> Any:
+    """`inputs`, or `sentences`, its old name."""
+    if (inputs is None) == (sentences is None):
+        raise TypeError("encode needs texts: a str or an iterable of str" if inputs is None else "inputs given twice")
+    return inputs if inputs is not None else sentences
+
+
+def _check_out(out: npt.NDArray[np.float32], dim: int, plain: bool) -> npt.NDArray[np.float32]:
+    if not plain:
+        raise ValueError("out takes float32 vectors: leave precision, convert_to_numpy and convert_to_tensor alone")
+    if out.ndim != 2 or out.shape[1] != dim or out.dtype != np.float32:
+        raise ValueError(f"out must be float32 of shape [texts, {dim}], got {out.dtype} of {list(out.shape)}")
+    return out
+
+
+def _place(vectors: npt.NDArray[np.float32], start: int, rows: npt.NDArray[np.float32]) -> None:
+    if start + len(rows) > len(vectors):
+        raise ValueError(f"out has {len(vectors)} rows, but there are more texts")
+    vectors[start : start + len(rows)] = rows
+
+
+def _check_filled(out: npt.NDArray[np.float32], texts: int) -> npt.NDArray[np.float32]:
+    if texts < len(out):
+        raise ValueError(f"out has {len(out)} rows, but there were only {texts} texts")
+    return out
 
 
 def _finish(vectors: npt.NDArray[np.float32], dim: int, normalize: bool) -> npt.NDArray[np.float32]:

@@ -21,11 +21,20 @@ class OnnxBackend:
     """Runs a checked ONNX artifact with onnxruntime."""
 
     def __init__(
-        self, path: Path, *, fused: bool = True, workers: int | None = None, max_batch_tokens: int | None = None
+        self,
+        path: Path,
+        *,
+        fused: bool = True,
+        workers: int | None = None,
+        threads: int | None = None,
+        max_batch_tokens: int | None = None,
     ) -> None:
+        self.threads = threads or 1
+        self.workers = workers or max(1, usable_cores() // self.threads)
+        self.max_batch_tokens = max_batch_tokens or _MAX_BATCH_TOKENS
         onnxruntime = _import_onnxruntime()
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
+        options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         if fused:  # the export did better than onnxruntime's own fusions, which would undo some of it
@@ -35,8 +44,6 @@ class OnnxBackend:
         except Exception as error:  # onnxruntime's own exceptions share no base class
             raise EngineError(f"{path}: onnxruntime {onnxruntime.__version__} can't load it: {error}") from error
         self._version: str = onnxruntime.__version__
-        self.workers = workers or usable_cores()
-        self.max_batch_tokens = max_batch_tokens or _MAX_BATCH_TOKENS
 
     def run(
         self, input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64], prompt_length: int = 0
@@ -55,7 +62,7 @@ class OnnxBackend:
 
     def describe(self) -> str:
         """What runs and where, in a few words."""
-        return f"onnxruntime {self._version} on CPU, {self.workers} x 1 thread"
+        return f"onnxruntime {self._version} on CPU, {self.workers} workers x {self.threads} threads"
 
     def close(self) -> None:
         """Free the model."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from itertools import islice
@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .backend import Backend
-from .errors import EngineError
+from .errors import EngineError, TruncationError
 from .planner import Batch, plan_batches
+from .texts import check_texts
 from .tokenizer import TokenizedTexts, Tokenizer
 
 __all__ = ["EncodeStats", "Pipeline", "Window"]
@@ -27,6 +28,8 @@ Vectors = npt.NDArray[np.float32]
 
 # Texts that are sorted together: enough for little padding, few enough to hold memory flat.
 WINDOW_TEXTS = 4096
+# A batch smaller than this is not worth a hand-over to another worker.
+MIN_BATCH_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,10 @@ class EncodeStats:
 
 @dataclass(frozen=True)
 class Window:
-    """Consecutive texts and their vectors, in order. `truncated` holds the indices of the texts that were cut."""
+    """The vectors of consecutive texts, in order, from text `start` on."""
 
     start: int
     vectors: Vectors
-    truncated: list[int]
     stats: EncodeStats
 
 
@@ -79,6 +81,7 @@ class Pipeline:
         prompt: str = "",
         prompt_length: int = 0,
         max_batch_texts: int | None = None,
+        allow_truncation: bool = True,
         progress: Callable[[int], object] = lambda count: None,
     ) -> Iterator[Window]:
         """The vectors of `texts`, in order. `prompt_length` leading tokens are left out of pooling."""
@@ -87,7 +90,11 @@ class Pipeline:
         try:
             while chunk := list(islice(source, WINDOW_TEXTS)):
                 check_texts(chunk, start)
-                running.append(_Work(self, chunk, start, prompt, prompt_length, max_batch_texts))
+                work = _Work(self, chunk, start, prompt)
+                if not allow_truncation:
+                    work.refuse_truncation()
+                work.begin(prompt_length, max_batch_texts)
+                running.append(work)
                 start += len(chunk)
                 if len(running) > 1:
                     yield running[0].finish(progress)
@@ -126,26 +133,37 @@ class Pipeline:
 class _Work:
     """One window on its way through the workers."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        texts: list[str],
-        start: int,
-        prompt: str,
-        prompt_length: int,
-        max_batch_texts: int | None,
-    ) -> None:
-        self.start, self.count = start, len(texts)
+    def __init__(self, pipeline: Pipeline, texts: list[str], start: int, prompt: str) -> None:
+        self.pipeline, self.start, self.count = pipeline, start, len(texts)
         unique, self.inverse = _unique(texts)
         self.tokenized = pipeline.tokenizer([prompt + text for text in unique] if prompt else unique)
+        truncated = self.tokenized.truncated if self.inverse is None else self.tokenized.truncated[self.inverse]
+        self.truncated: list[int] = (np.flatnonzero(truncated) + start).tolist()
         self.vectors = np.empty((len(unique), pipeline._dim), np.float32)
-        self.batches = plan_batches(self.tokenized.lengths, pipeline.backend.max_batch_tokens, max_batch_texts)
+        self.batches: list[Batch] = []
+        self.futures: list[Future[int]] = []
+
+    def refuse_truncation(self) -> None:
+        if self.truncated:
+            limit = self.pipeline.tokenizer.max_length
+            raise TruncationError(
+                f"text {self.truncated[0]} has more than {limit} tokens; shorten it or set on_truncate"
+            )
+
+    def begin(self, prompt_length: int, max_batch_texts: int | None) -> None:
+        """Hand the batches to the workers. A single one runs here and now: a hand-over would only add latency."""
+        self.batches = plan_batches(self.tokenized.lengths, self._budget(), max_batch_texts)
         args = [(self.tokenized, batch, prompt_length, self.vectors) for batch in self.batches]
-        if len(args) == 1:  # a thread hand-over would only add latency
-            self.futures = []
-            pipeline.run_batch(*args[0])
+        if len(args) == 1:
+            self.pipeline.run_batch(*args[0])
         else:
-            self.futures = [pipeline.submit(pipeline.run_batch, *arg) for arg in args]
+            self.futures = [self.pipeline.submit(self.pipeline.run_batch, *arg) for arg in args]
+
+    def _budget(self) -> int:
+        """Tokens per batch: the backend's best, but so that a small call still gives every worker something to do."""
+        backend = self.pipeline.backend
+        share = -(-int(self.tokenized.lengths.sum()) // backend.workers)
+        return min(backend.max_batch_tokens, max(share, MIN_BATCH_TOKENS))
 
     def finish(self, progress: Callable[[int], object]) -> Window:
         done = 0
@@ -157,9 +175,7 @@ class _Work:
         progress(self.count - done)
         vectors = self.vectors if self.inverse is None else self.vectors[self.inverse]
         self._check_finite(vectors)
-        truncated = self.tokenized.truncated if self.inverse is None else self.tokenized.truncated[self.inverse]
-        where = (np.flatnonzero(truncated) + self.start).tolist()
-        return Window(self.start, vectors, where, self._stats(len(where)))
+        return Window(self.start, vectors, self._stats())
 
     def cancel(self) -> None:
         for future in self.futures:
@@ -175,32 +191,15 @@ class _Work:
             if len(bad):
                 raise EngineError(f"the model gives NaN or infinity for text {bad[0] + self.start} ({len(bad)} in all)")
 
-    def _stats(self, truncated: int) -> EncodeStats:
+    def _stats(self) -> EncodeStats:
         return EncodeStats(
             texts=self.count,
             unique_texts=len(self.vectors),
-            truncated=truncated,
+            truncated=len(self.truncated),
             tokens=int(self.tokenized.lengths.sum()),
             padded_tokens=sum(len(batch.rows) * batch.length for batch in self.batches),
             batches=len(self.batches),
         )
-
-
-def check_texts(texts: Sequence[object], start: int = 0) -> None:
-    """Raise for the first item that `check_text` refuses, naming its index."""
-    for index, text in enumerate(texts, start):
-        if not isinstance(text, str) or not text.isascii():
-            check_text(text, f"text {index}")
-
-
-def check_text(text: object, name: str) -> None:
-    """Raise unless `text` is a str that can be written as UTF-8."""
-    if not isinstance(text, str):
-        raise TypeError(f"{name} must be a str, got {type(text).__name__}: {text!r:.60}")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{name} holds a lone surrogate, which no encoding can write: {text!r:.60}") from None
 
 
 def _unique(texts: list[str]) -> tuple[list[str], npt.NDArray[np.int64] | None]:

@@ -41,7 +41,7 @@ def plan_batches(
     batches = []
     start = 0
     while start < len(order):
-        length = int(padded[start])
+        length = max(1, int(padded[start]))  # a tokenizer without special tokens makes nothing of an empty text
         count = max(1, max_batch_tokens // length)
         stop = start + min(count, max_batch_texts or count)
         batches.append(Batch(order[start:stop], length))

@@ -117,7 +117,7 @@ class TestOutput:
         assert steps == ["load", "validate", "convert", "verify", "save"]
         assert "bert, mean pooling, 32 dimensions, 8 tokens" in result.stderr
         manifest = open_artifact(folder / "tiny-bert.onnx").manifest
-        for part in (manifest.weights_sha256[:12], "3 attention, ", "3 gelu nodes in 3 layers", "cosine min 1.000000"):
+        for part in (manifest.weights_sha256[:12], "3 of 3 attention, ", "3 of 3 gelu", "cosine min 1.000000"):
             assert part in result.stdout
         assert f"on {manifest.parity['texts']} texts of up to 8 tokens" in result.stdout
 

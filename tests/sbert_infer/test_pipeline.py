@@ -21,6 +21,7 @@ class FakeBackend:
     """Gives each text its number of tokens as a vector of two, or what `fault` makes of it."""
 
     workers = 2
+    threads = 1
     max_batch_tokens = 32
 
     def __init__(self, fault: Callable[[npt.NDArray[np.float32]], Any] = lambda vectors: vectors) -> None:
