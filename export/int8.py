@@ -8,13 +8,14 @@ Every `x @ W` of the encoder becomes
 
 Products that share their input (query, key and value) share its quantization, and layers that share a weight keep
 sharing it. `smooth` balances the largest activation of each channel with the largest weight that meets it
-(SmoothQuant, exponent 0.5).
+(SmoothQuant, exponent 0.5). What comes out of a GELU is nearly one-sided: it needs neither smoothing nor absolute
+values, and gets almost the whole integer range for its positive side.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,8 @@ from sbert_infer.export.constants import add_constant
 WEIGHT_MAX = 63
 ACTIVATION_MAX = 127
 ZERO_POINT = 128  # activations are symmetric, but the u8 x s8 product is the one every CPU has
+GELU_MIN = -0.17001  # neither GELU, exact or approximate, goes below
+ONE_SIDED_ZERO_POINT = 32
 
 _SMALL_BYTES = 1024
 
@@ -43,7 +46,8 @@ def quantize(model: ir.Model, calibration: Iterable[Batch]) -> ir.Model:
     largest = _largest_activations(model, list(groups), calibration)
     for values in _clusters(groups):
         weights = [_weight(node) for value in values for node in groups[value]]
-        smooth = _smoothing(np.max([largest[value] for value in values], axis=0), weights)
+        top = np.max([largest[value] for value in values], axis=0)
+        smooth = np.ones_like(top) if all(map(_after_gelu, values)) else _smoothing(top, weights)
         for value in values:
             _quantize_group(model.graph, value, groups[value], smooth)
     model.opset_imports["com.microsoft"] = 1
@@ -117,27 +121,24 @@ def _session(model: ir.Model, outputs: list[str]) -> onnxruntime.InferenceSessio
 
 
 def _quantize_group(graph: ir.Graph, value: ir.Value, products: list[ir.Node], smooth: Array) -> None:
+    """Put the 8-bit products in the place of `products`, which all multiply `value`."""
     tape = ir.tape.Tape()
 
     def constant(name: str, array: npt.ArrayLike) -> ir.Value:
         return add_constant(graph, f"{value.name}.int8.{name}", array)
 
-    z = tape.op("Mul", [value, constant("smooth", smooth)])
+    zero_point = ONE_SIDED_ZERO_POINT if _after_gelu(value) else ZERO_POINT
+    z = value if np.all(smooth == 1) else tape.op("Mul", [value, constant("smooth", smooth)])
     rows = tape.op("Reshape", [z, constant("rows", np.array([-1, len(smooth)]))])  # [tokens, in]
-    top = tape.op("ReduceMax", [tape.op("Abs", [rows]), constant("last_axis", np.array([1]))], {"keepdims": 0})
-    # The floor keeps a token of zeros from dividing by zero.
-    floor = constant("floor", np.float32(1e-10))
-    scale = tape.op("Max", [tape.op("Mul", [top, constant("step", np.float32(1 / ACTIVATION_MAX))]), floor])
-    zeros = tape.op(
-        "Expand", [constant("zero_point", np.array([ZERO_POINT], np.uint8)), tape.op("Shape", [scale])]
-    )  # [tokens]
+    scale = _token_scales(tape, constant, rows, _after_gelu(value))  # [tokens]
+    zeros = tape.op("Expand", [constant("zeros", np.array([zero_point], np.uint8)), tape.op("Shape", [scale])])
     quantized = tape.op("QuantizeLinear", [rows, scale, zeros], {"axis": 0})
     column = tape.op("Unsqueeze", [scale, constant("column", np.array([1]))])  # [tokens, 1]
     shape = tape.op("Shape", [value], {"start": 0, "end": 2})
 
     for index, node in enumerate(products):
         weight, steps = _quantized_weight(graph, node, smooth)
-        inputs = [quantized, weight, constant("one", np.float32(1)), steps, constant("zero", np.uint8(ZERO_POINT))]
+        inputs = [quantized, weight, constant("one", np.float32(1)), steps, constant("zero", np.uint8(zero_point))]
         product = tape.op("MatMulIntegerToFloat", inputs, domain="com.microsoft")
         scaled = tape.op("Mul", [product, column])
         target = tape.op("Concat", [shape, constant(f"width{index}", _weight(node).shape[1:])], {"axis": 0})
@@ -146,6 +147,25 @@ def _quantize_group(graph: ir.Graph, value: ir.Value, products: list[ir.Node], s
         ir.convenience.replace_all_uses_with(node.outputs[0], result)
     graph.insert_before(products[0], tape.nodes)
     graph.remove(products, safe=True)
+
+
+def _token_scales(
+    tape: ir.tape.Tape, constant: Callable[[str, npt.ArrayLike], ir.Value], rows: ir.Value, one_sided: bool
+) -> ir.Value:
+    """What one integer step is worth in each row: [tokens, in] -> [tokens]."""
+    last_axis = constant("last_axis", np.array([1]))
+    largest = tape.op("ReduceMax", [rows if one_sided else tape.op("Abs", [rows]), last_axis], {"keepdims": 0})
+    steps = 255 - ONE_SIDED_ZERO_POINT if one_sided else ACTIVATION_MAX
+    # The floor: nothing below zero is cut off after a GELU, and a token of zeros does not divide by zero.
+    floor = -GELU_MIN / ONE_SIDED_ZERO_POINT if one_sided else 1e-10
+    scaled = tape.op("Mul", [largest, constant("step", np.float32(1 / steps))])
+    return tape.op("Max", [scaled, constant("floor", np.float32(floor))])
+
+
+def _after_gelu(value: ir.Value) -> bool:
+    """Whether `value` is hardly ever negative: then all integers but a few are for its positive side."""
+    producer = value.producer()
+    return producer is not None and producer.op_type in ("BiasGelu", "Gelu", "FastGelu")
 
 
 def _smoothing(largest: Array, weights: list[Array]) -> Array:

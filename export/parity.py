@@ -61,7 +61,7 @@ def certify(
     expected = reference.encode(texts)
     _check_finite(expected, texts)
     try:
-        with Engine(path, on_truncate="ignore", max_batch_tokens=_MIXED * limit) as engine:
+        with Engine(path, on_truncate="ignore", workers=1, max_batch_tokens=_MIXED * limit) as engine:
             engine.truncate_dim = None
             alone = _in_batches(engine, texts, [[row] for row in range(len(texts))], progress)
             mixed = _in_batches(engine, texts, _mixed_batches(texts), progress)

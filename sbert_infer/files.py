@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ class StagedFile:
     def commit(self) -> None:
         """Flush to disk and take the target's place in one step."""
         os.fsync(self._fd)
-        os.fchmod(self._fd, 0o666 & ~_umask())
         if self.path.parent != self.target.parent:  # unnamed until now
             self.path = _link(self._fd, self.target)
         self.path.replace(self.target)
@@ -52,15 +50,15 @@ def staged(target: Path) -> Iterator[StagedFile]:
 def _create(target: Path) -> tuple[int, Path]:
     if hasattr(os, "O_TMPFILE"):
         with contextlib.suppress(OSError):  # a file system without unnamed files
-            fd = os.open(target.parent, os.O_TMPFILE | os.O_RDWR, 0o600)
+            fd = os.open(target.parent, os.O_TMPFILE | os.O_RDWR, 0o666)
             return fd, Path(f"/proc/self/fd/{fd}")
-    fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    return fd, Path(name)
+    path = target.parent / _temporary_name(target)
+    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666), path
 
 
 def _link(fd: int, target: Path) -> Path:
     """Give an unnamed file a temporary name, since a link can't take an existing name but a rename can."""
-    name = f".{target.name}.{secrets.token_hex(8)}.tmp"
+    name = _temporary_name(target)
     folder = os.open(target.parent, os.O_RDONLY)
     try:
         # The folder descriptors make Python follow the /proc link to the file itself.
@@ -70,10 +68,8 @@ def _link(fd: int, target: Path) -> Path:
     return target.parent / name
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _temporary_name(target: Path) -> str:
+    return f".{target.name}.{secrets.token_hex(8)}.tmp"
 
 
 def _sync_folder(folder: Path) -> None:

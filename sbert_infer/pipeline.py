@@ -162,6 +162,8 @@ class _Work:
     def _budget(self) -> int:
         """Tokens per batch: the backend's best, but so that a small call still gives every worker something to do."""
         backend = self.pipeline.backend
+        if backend.workers == 1:
+            return backend.max_batch_tokens
         share = -(-int(self.tokenized.lengths.sum()) // backend.workers)
         return min(backend.max_batch_tokens, max(share, MIN_BATCH_TOKENS))
 
