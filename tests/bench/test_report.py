@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -191,9 +192,7 @@ def test_another_machine_is_pointed_out(results: Results, tmp_path: Path) -> Non
 
 
 def test_help_shows_examples_and_loads_nothing_heavy() -> None:
-    code = "import sys; from sbert_infer.bench import cli; sys.exit('torch' in sys.modules or 'onnxruntime' in sys.modules)"
-    import sys
-
+    code = "import sys; from sbert_infer.bench import cli; sys.exit(bool({'torch', 'onnxruntime'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True)
     output = CliRunner().invoke(cli.run, ["--help"]).output
     assert "sbert-bench compare before.json after.json" in output

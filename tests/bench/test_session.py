@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,20 +78,49 @@ def test_only_ours_decide_the_outcome(results: Results) -> None:
     assert not results.ours_are_right
 
 
-def test_no_worker_is_left(real_run: Results) -> None:
-    proc = Path("/proc")
-    if not proc.is_dir():
-        pytest.skip("needs /proc")
-    mine = []
-    for entry in proc.glob("[0-9]*"):
+def workers_of(parent: int) -> list[int]:
+    """The worker processes that `parent` started and that still live."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
-            stat = (entry / "stat").read_text().rpartition(")")[2].split()
-            command = (entry / "cmdline").read_bytes()
+            state, started_by = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            ours = b"worker.py" in (entry / "cmdline").read_bytes()
         except OSError:
-            continue
-        if int(stat[1]) == os.getpid() and b"worker.py" in command:
-            mine.append(command)
-    assert mine == []
+            continue  # it ended meanwhile
+        if ours and int(started_by) == parent and state != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+
+
+@needs_proc
+def test_no_worker_is_left(real_run: Results) -> None:
+    assert workers_of(os.getpid()) == []
+
+
+@needs_proc
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_workers_end_with_the_command(
+    make_checkpoint: Callable[..., Path], export_checkpoint: Callable[..., Path], number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "sbert_infer.bench.cli", str(export_checkpoint("bert"))]
+    options = ["--checkpoint", str(make_checkpoint("bert")), "--only", "sbert-infer", "--rounds", "1000"]
+    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE) as process:
+        workers = wait_for(lambda: found if len(found := workers_of(process.pid)) == 3 else None)
+        process.send_signal(number)
+        process.communicate(timeout=30)
+    assert process.returncode != 0
+    wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 60
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+    return value
 
 
 def test_the_checkpoint_must_be_the_artifacts_own(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sbert_infer.bench import workloads
 from sbert_infer.bench.workloads import WORKLOADS, WorkloadError, make_workload, read_pairs, read_workload
 
 LIMITS = {"short": (6, 16), "medium": (30, 60), "long": (150, 400), "mixed": (3, 450)}
@@ -27,9 +28,10 @@ def test_mixed_is_mostly_short_with_a_long_tail() -> None:
     assert 5 < sum(count > 200 for count in words) < 60
 
 
-def test_more_texts_than_can_be_made_is_an_error() -> None:
-    with pytest.raises(WorkloadError, match="distinct texts"):
-        make_workload("short", 200_000)
+def test_more_texts_than_can_be_made_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads, "_sentences", lambda: (("Only", "one", "sentence."),))
+    with pytest.raises(WorkloadError, match="only 11 distinct texts"):
+        make_workload("short", 20)
 
 
 def test_own_texts_come_one_a_line(tmp_path: Path) -> None:

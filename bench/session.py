@@ -1,0 +1,173 @@
+"""A whole run: the line-up, the workloads, the scores."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sbert_infer.bench.measure import Meeting
+from sbert_infer.bench.remote import RemoteWorker, WorkerError
+from sbert_infer.bench.results import Results, Row, WorkloadFacts
+from sbert_infer.bench.rivals import PACKAGES, TUNED, Contestant, line_up, not_installed
+from sbert_infer.bench.scoring import score
+from sbert_infer.bench.stamp import machine_stamp
+from sbert_infer.bench.stats import flops
+from sbert_infer.bench.subject import BenchError, Subject, check_weights
+from sbert_infer.bench.workloads import read_pairs
+from sbert_infer.cores import usable_cores
+from sbert_infer.tokenizer import Tokenizer
+
+__all__ = ["Settings", "run_session"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure."""
+
+    rounds: int = 5
+    seed: int = 0
+    latency_texts: int = 0  # encoded one at a time; 0 leaves latency out
+    sts: Path | None = None
+    rivals_python: str = sys.executable
+    only: tuple[str, ...] = ()  # parts of names; empty means all
+    trust_remote_code: bool = False
+
+
+def run_session(
+    subject: Subject,
+    workloads: Mapping[str, Sequence[str]],
+    settings: Settings,
+    folder: Path,
+    progress: Callable[[str], object] = lambda line: None,
+    extra: Sequence[Contestant] = (),
+) -> Results:
+    """Measure everyone on every workload, given as name and texts.
+
+    `folder` takes temporary files; `extra` contestants are for tests.
+    """
+    progress("looking around")
+    about = _look_around(subject, settings)
+    everyone = [*line_up(subject.artifacts, about["checkpoint"], about["cuda"]), *extra]
+    absent = not_installed(everyone, about["ours"], about["theirs"])
+    stamp = {**machine_stamp(), **_stamp(subject, settings, about), "workloads": list(workloads)}
+    with Meeting(folder, settings.rivals_python) as meeting:
+        for contestant in _chosen(everyone, absent, settings.only):
+            progress(f"loading {contestant.name}")
+            meeting.enter(contestant)
+        facts, rows = [], []
+        for name, texts in workloads.items():
+            _run_workload(meeting, name, texts, settings, progress)
+            facts.append(_facts(name, texts, subject, about["flops"], meeting.peak_gflops))
+            rows += score(meeting.entrants, facts[-1])
+        if settings.sts is not None:
+            _run_sts(meeting, settings.sts, rows, progress)
+    return Results(stamp, facts, rows, sorted(absent))
+
+
+def _run_workload(
+    meeting: Meeting, name: str, texts: Sequence[str], settings: Settings, progress: Callable[[str], object]
+) -> None:
+    meeting.start_workload(texts)
+    for entrant in meeting.entrants:
+        progress(f"{name}: warming up {entrant.contestant.name}")
+        meeting.warm_up(entrant)
+    for number in range(settings.rounds):
+        meeting.measure_machine(usable_cores())
+        for entrant in meeting.turns(number):
+            progress(f"{name}: round {number + 1} of {settings.rounds}, {entrant.contestant.name}")
+            meeting.turn(entrant)
+        meeting.compare()
+    for entrant, places in meeting.latency_turns(min(settings.latency_texts, len(texts))):
+        progress(f"{name}: latency, text {places[0] + 1}, {entrant.contestant.name}")
+        meeting.latency_turn(entrant, places)
+
+
+def _run_sts(meeting: Meeting, file: Path, rows: Sequence[Row], progress: Callable[[str], object]) -> None:
+    scores, left, right = read_pairs(file)
+    texts = list(dict.fromkeys([*left, *right]))
+    places = {text: place for place, text in enumerate(texts)}
+    meeting.start_workload(texts)
+    found: dict[str, float | None] = {}
+    for entrant in meeting.entrants:
+        if not entrant.contestant.tuned:  # batching does not change a library's quality
+            progress(f"STS: {entrant.contestant.name}")
+            meeting.correlate(entrant, scores, [places[text] for text in left], [places[text] for text in right])
+            found[entrant.contestant.name] = entrant.spearman
+    for row in rows:
+        row.spearman = found.get(row.contestant.removesuffix(TUNED))
+
+
+def _chosen(everyone: Sequence[Contestant], absent: set[str], only: Sequence[str]) -> list[Contestant]:
+    """Those installed and asked for, each rival followed by its tuned twin. The reference always takes part."""
+    chosen = [
+        one
+        for place, one in enumerate(everyone)
+        if one.name not in absent and (place == 0 or not only or any(part in one.name for part in only))
+    ]
+    if only and len(chosen) == 1 and not any(part in chosen[0].name for part in only):
+        names = ", ".join(one.name for one in everyone if one.name not in absent)
+        raise BenchError(f"--only {' --only '.join(only)} leaves nobody; there are: {names}")
+    return [entry for one in chosen for entry in ([one, one.tuned_twin()] if one.tunable else [one])]
+
+
+def _look_around(subject: Subject, settings: Settings) -> dict[str, Any]:
+    """What the two interpreters hold, and facts about the checkpoint that only torch can tell."""
+    spec = {"checkpoint": subject.checkpoint, "trust_remote_code": settings.trust_remote_code}
+    try:
+        with closing(RemoteWorker(settings.rivals_python)) as worker:
+            theirs = worker.ask("versions", packages=PACKAGES)
+        with closing(RemoteWorker()) as worker:
+            ours = worker.ask("versions", packages=PACKAGES)
+            checkpoint = worker.ask("describe", spec=spec)["checkpoint"]
+            check_weights(subject, checkpoint["weights_sha256"])
+            return {
+                "theirs": theirs["versions"],
+                "theirs_python": theirs["python"],
+                "ours": ours["versions"],
+                "checkpoint": {**spec, **checkpoint},
+                "cuda": worker.ask("cuda"),
+                "flops": worker.ask("flops", spec=spec)["coefficients"],
+            }
+    except WorkerError as error:
+        raise BenchError(str(error)) from error
+    except OSError as error:
+        raise BenchError(f"{settings.rivals_python} can't be run: {error.strerror}") from error
+
+
+def _facts(
+    name: str, texts: Sequence[str], subject: Subject, coefficients: Sequence[float], peaks: Sequence[float]
+) -> WorkloadFacts:
+    artifact = subject.artifacts[0]
+    manifest = artifact.manifest
+    prompt = manifest.prompts[manifest.default_prompt_name] if manifest.default_prompt_name else ""
+    tokenizer = Tokenizer(artifact.tokenizer_json, manifest.max_length, manifest.truncation_side)
+    tokenized = tokenizer([prompt + text for text in texts])
+    return WorkloadFacts(
+        name=name,
+        texts=len(texts),
+        tokens=int(tokenized.lengths.sum()),
+        longest=int(tokenized.lengths.max()),
+        truncated=int(np.count_nonzero(tokenized.truncated)),
+        gflop=flops(tokenized.lengths, coefficients) / 1e9,
+        peak_gflops=tuple(peaks),
+    )
+
+
+def _stamp(subject: Subject, settings: Settings, about: Mapping[str, Any]) -> dict[str, Any]:
+    separate = settings.rivals_python != sys.executable
+    return {
+        "model": subject.name,
+        "weights_sha256": subject.artifacts[0].manifest.weights_sha256,
+        "max_length": subject.artifacts[0].manifest.max_length,
+        "rounds": settings.rounds,
+        "seed": settings.seed,
+        "packages": about["ours"],
+        "rivals_python": about["theirs_python"] if separate else None,
+        "rivals_packages": about["theirs"] if separate else None,
+    }

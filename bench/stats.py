@@ -1,0 +1,60 @@
+"""The arithmetic behind the figures. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["PERCENTILES", "cosines", "flops", "median", "paired_ratio", "percentiles", "spearman"]
+
+PERCENTILES = (50, 95, 99)
+
+Floats = npt.NDArray[np.float64]
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle value."""
+    return float(np.median(values))
+
+
+def paired_ratio(reference: Sequence[float], others: Sequence[float]) -> float:
+    """How many times faster `others` is: the median of the rounds' own ratios, so that slow spells cancel out."""
+    return median([mine / other for mine, other in zip(reference, others, strict=True)])
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """p50, p95, p99."""
+    return {f"p{rank}": float(np.percentile(values, rank)) for rank in PERCENTILES}
+
+
+def cosines(vectors: npt.NDArray[Any], reference: npt.NDArray[Any]) -> Floats:
+    """The cosine of each row with the same row of the reference; NaN where a vector has NaN, 0 where one is zero."""
+    a, b = vectors.astype(np.float64), reference.astype(np.float64)
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    products: Floats = (a * b).sum(axis=1) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    return np.clip(products, -1, 1)
+
+
+def spearman(left: Sequence[float] | Floats, right: Sequence[float] | Floats) -> float:
+    """The rank correlation, equal values sharing their mean rank. 0 where one side is constant."""
+    a, b = _ranks(np.asarray(left, np.float64)), _ranks(np.asarray(right, np.float64))
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum() / scale) if scale else 0.0
+
+
+def _ranks(values: Floats) -> Floats:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)  # rank of the last of each group of equals
+    ranks: Floats = (last - (counts - 1) / 2)[inverse]
+    return ranks
+
+
+def flops(lengths: npt.NDArray[np.int64], coefficients: Sequence[float]) -> float:
+    """The operations for texts of these lengths without any padding, by the polynomial c + a n + b n^2."""
+    n = lengths.astype(np.float64)
+    constant, linear, square = coefficients
+    return float((constant + linear * n + square * n * n).sum())

@@ -1,0 +1,133 @@
+"""Texts to measure with: made from the documentation that every Python brings along, or read from a file."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import random
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from sbert_infer.errors import SbertInferError
+
+__all__ = ["WORKLOADS", "WorkloadError", "make_workload", "read_pairs", "read_workload"]
+
+# Modules with much prose in their docstrings; none does anything when imported.
+_MODULES = """
+argparse ast collections concurrent.futures configparser contextlib csv datetime decimal difflib doctest email.message
+enum fractions functools http.client inspect json logging optparse pathlib pickle random shutil socket statistics string
+subprocess tarfile tempfile textwrap threading unittest unittest.mock urllib.parse urllib.request uuid zipfile
+"""
+_PROSE_WORD = re.compile(r"[A-Za-z][a-z'-]*[.,;:!?]*")
+_MARKUP = re.compile(r":\w+:`|[`*|\\()\[\]\"]|^\s*>>>.*$", re.MULTILINE)
+_LONGEST_WORD = 25  # characters; beyond it are rulers and paths
+_ATTEMPTS = 50  # random draws per text before giving up on finding one that is new
+
+
+class WorkloadError(SbertInferError):
+    """Texts that can't be made or read."""
+
+
+def _mixed(rng: random.Random) -> int:
+    """A corpus of sentences, some paragraphs, a few pages that reach beyond usual limits."""
+    kind = rng.random()
+    if kind < 0.88:
+        return round(min(max(rng.lognormvariate(2.6, 0.6), 3), 60))  # median 13 words
+    return rng.randint(60, 180) if kind < 0.97 else rng.randint(220, 450)
+
+
+# Name -> how many words the next text has.
+WORKLOADS: dict[str, Callable[[random.Random], int]] = {
+    "short": lambda rng: rng.randint(6, 16),
+    "medium": lambda rng: rng.randint(30, 60),
+    "long": lambda rng: rng.randint(150, 400),
+    "mixed": _mixed,
+}
+
+
+def make_workload(name: str, num_texts: int, seed: int = 0) -> tuple[str, ...]:
+    """Distinct texts of the kind that `name` says; the same for the same numbers and version of Python."""
+    rng = random.Random(f"{name} {seed}")  # noqa: S311 - repeatable is what is wanted
+    sentences = _sentences()
+    texts: dict[str, None] = {}
+    for _ in range(_ATTEMPTS * num_texts):
+        if len(texts) == num_texts:
+            break
+        texts[_text(sentences, rng.randrange(len(sentences)), WORKLOADS[name](rng))] = None
+    if len(texts) < num_texts:
+        raise WorkloadError(f"only {len(texts)} distinct texts could be made for '{name}', {num_texts} were asked for")
+    return tuple(texts)
+
+
+def read_workload(path: Path, num_texts: int) -> tuple[str, ...]:
+    """The first `num_texts` distinct, non-empty lines of a file."""
+    texts = tuple(dict.fromkeys(line for line in _lines(path) if line.strip()))[:num_texts]
+    if not texts:
+        raise WorkloadError(f"{path} holds no text")
+    return texts
+
+
+def read_pairs(path: Path) -> tuple[list[float], list[str], list[str]]:
+    """The scores and the two sides of a file in the format of the STS benchmark."""
+    scores, left, right = [], [], []
+    for number, line in enumerate(_lines(path), 1):
+        columns = line.split("\t")
+        try:
+            scores.append(float(columns[4]))
+            left.append(columns[5])
+            right.append(columns[6])
+        except (IndexError, ValueError):
+            expected = "genre, file, year, id, score, sentence 1, sentence 2, separated by tabs"
+            raise WorkloadError(f"{path} line {number} is not {expected}: {line!r:.60}") from None
+    if len(scores) < 2:
+        raise WorkloadError(f"{path} holds {len(scores)} pairs: a correlation needs two or more")
+    return scores, left, right
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        # Not splitlines, which also breaks at characters that are part of a text.
+        return path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise WorkloadError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def _text(sentences: tuple[tuple[str, ...], ...], start: int, words: int) -> str:
+    """`words` words, from the beginning of a sentence on."""
+    taken: list[str] = []
+    while len(taken) < words:
+        taken += sentences[start % len(sentences)]
+        start += 1
+    return " ".join(taken[:words])
+
+
+@functools.cache
+def _sentences() -> tuple[tuple[str, ...], ...]:
+    """Every sentence of prose in the documentation, once, as words."""
+    found: dict[tuple[str, ...], None] = {}
+    for document in _documents():
+        for paragraph in re.split(r"\n\s*\n", _MARKUP.sub("", document)):
+            for sentence in re.split(r"(?<=[.!?])\s+", paragraph):
+                words = tuple(sentence.split())
+                prose = sum(_PROSE_WORD.fullmatch(word) is not None for word in words)
+                if len(words) >= 4 and prose >= 0.8 * len(words) and max(map(len, words)) <= _LONGEST_WORD:
+                    found[words] = None
+    return tuple(found)
+
+
+def _documents() -> Iterator[str]:
+    try:
+        topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
+        yield from (topics[name] for name in sorted(topics))
+    except ImportError:  # some distributions leave it out; the docstrings remain
+        pass
+    for name in _MODULES.split():
+        module = importlib.import_module(name)
+        yield module.__doc__ or ""
+        for _, member in sorted(vars(module).items()):
+            if getattr(member, "__module__", None) == name:
+                yield inspect.getdoc(member) or ""
+                inner = vars(member) if inspect.isclass(member) else {}
+                yield from (inspect.getdoc(part) or "" for _, part in sorted(inner.items()) if callable(part))
