@@ -18,9 +18,14 @@ class Backend(Protocol):
     max_batch_tokens: int
 
     def run(
-        self, input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64], prompt_length: int = 0
+        self,
+        input_ids: npt.NDArray[np.int64],
+        attention_mask: npt.NDArray[np.int64],
+        prompt_length: int = 0,
+        *,
+        alone: bool = False,
     ) -> npt.NDArray[np.float32]:
-        """[batch, length] ids and mask -> [batch, dim] vectors."""
+        """[batch, length] ids and mask -> [batch, dim] vectors. `alone`: no other batch of this call runs meanwhile."""
         ...
 
     def describe(self) -> str:

@@ -1,7 +1,15 @@
-"""onnxruntime on the CPU: one session, single-threaded runs, called by as many threads as there are cores."""
+"""onnxruntime on the CPU: one session, single-threaded runs, called by as many threads as there are cores.
+
+A batch that is alone has all the cores to itself: for those there is a second, multi-threaded session, made when it is
+first worth it. See docs/adr/0007 for the measurements behind this.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +21,10 @@ from .errors import EngineError
 
 __all__ = ["OnnxBackend"]
 
-# Activations of a batch this large stay in the cache; see docs/adr for the measurement.
+# Activations of a batch this large stay in the cache; half or double of it makes no difference that can be measured.
 _MAX_BATCH_TOKENS = 512
+# The second session holds the weights once more: not for models whose file is larger than this.
+_MAX_SECOND_SESSION_BYTES = 512 * 2**20
 
 
 class OnnxBackend:
@@ -29,44 +39,98 @@ class OnnxBackend:
         threads: int | None = None,
         max_batch_tokens: int | None = None,
     ) -> None:
+        self._path, self._fused = path, fused
         self.threads = threads or 1
         self.workers = workers or max(1, usable_cores() // self.threads)
         self.max_batch_tokens = max_batch_tokens or _MAX_BATCH_TOKENS
-        onnxruntime = _import_onnxruntime()
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self.threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        if fused:  # the export did better than onnxruntime's own fusions, which would undo some of it
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        try:
-            self._session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's own exceptions share no base class
-            raise EngineError(f"{path}: onnxruntime {onnxruntime.__version__} can't load it: {error}") from error
-        self._version: str = onnxruntime.__version__
+        self._onnxruntime = _import_onnxruntime()
+        self._session: Any = self._open(self.threads)
+        self._lock = threading.Lock()
+        self._running = 0
+        self._lone_runs = 0
+        self._lone_session: Any = None
+        _before_fork(self._drop_lone_session)
+        # A user who sets the threads or the workers has decided how the cores are to be used.
+        small = path.stat().st_size <= _MAX_SECOND_SESSION_BYTES
+        self._share_cores = threads is None and workers is None and self.workers > 1 and small
 
     def run(
-        self, input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64], prompt_length: int = 0
+        self,
+        input_ids: npt.NDArray[np.int64],
+        attention_mask: npt.NDArray[np.int64],
+        prompt_length: int = 0,
+        *,
+        alone: bool = False,
     ) -> npt.NDArray[np.float32]:
-        """[batch, length] ids and mask -> [batch, dim] vectors."""
+        """[batch, length] ids and mask -> [batch, dim] vectors. `alone`: no other batch of this call runs meanwhile."""
         inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         if prompt_length:
             inputs["prompt_length"] = np.array(prompt_length)
-        if (session := self._session) is None:
-            raise EngineError("the engine was closed during this call")
+        session = self._begin(alone)
         try:
+            if session is None:
+                raise EngineError("the engine was closed during this call")
             vectors: npt.NDArray[np.float32] = session.run(["sentence_embedding"], inputs)[0]
-        except Exception as error:  # as above
+        except EngineError:
+            raise
+        except Exception as error:  # onnxruntime's own exceptions share no base class
             raise EngineError(f"onnxruntime failed on a batch of {input_ids.shape} tokens: {error}") from error
+        finally:
+            with self._lock:
+                self._running -= 1
         return vectors
 
     def describe(self) -> str:
         """What runs and where, in a few words."""
-        return f"onnxruntime {self._version} on CPU, {self.workers} workers x {self.threads} threads"
+        version = self._onnxruntime.__version__
+        return f"onnxruntime {version} on CPU, {self.workers} workers x {self.threads} threads"
 
     def close(self) -> None:
         """Free the model."""
-        self._session = None
+        with self._lock:
+            self._session = self._lone_session = None
+            self._share_cores = False
+
+    def _begin(self, alone: bool) -> Any:
+        """The session for the next run: the multi-threaded one if nothing else runs. Its first use is not worth it."""
+        with self._lock:
+            self._running += 1
+            if not (alone and self._share_cores and self._running == 1):
+                return self._session
+            self._lone_runs += 1
+            if self._lone_session is None and self._lone_runs > 1:
+                self._lone_session = self._open(usable_cores())
+            return self._lone_session or self._session
+
+    def _drop_lone_session(self) -> None:
+        """Its threads would not survive a fork, and a child that frees it would wait for them forever."""
+        with self._lock:
+            self._lone_session = None
+
+    def _open(self, threads: int) -> Any:
+        options = self._onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        if self._fused:  # the export did better than onnxruntime's own fusions, which would undo some of it
+            options.graph_optimization_level = self._onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        try:
+            return self._onnxruntime.InferenceSession(str(self._path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # as above
+            version = self._onnxruntime.__version__
+            raise EngineError(f"{self._path}: onnxruntime {version} can't load it: {error}") from error
+
+
+def _before_fork(method: Callable[[], None]) -> None:
+    """Call `method` before each fork for as long as its object lives."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (alive := reference()) is not None:
+            alive()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=call)
 
 
 def _import_onnxruntime() -> Any:

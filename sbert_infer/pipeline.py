@@ -105,10 +105,12 @@ class Pipeline:
             for work in running:
                 work.cancel()
 
-    def run_batch(self, tokenized: TokenizedTexts, batch: Batch, prompt_length: int, out: Vectors) -> int:
+    def run_batch(
+        self, tokenized: TokenizedTexts, batch: Batch, prompt_length: int, out: Vectors, alone: bool = False
+    ) -> int:
         """Run one batch and put its vectors into their rows of `out`. Returns how many texts it held."""
         ids, mask = tokenized.padded(batch.rows, batch.length, self._pad_id, self._padding_side)
-        out[batch.rows] = self.backend.run(ids, mask, prompt_length)
+        out[batch.rows] = self.backend.run(ids, mask, prompt_length, alone=alone)
         return len(batch.rows)
 
     def submit(self, function: Callable[..., int], *args: object) -> Future[int]:
@@ -155,7 +157,7 @@ class _Work:
         self.batches = plan_batches(self.tokenized.lengths, self._budget(), max_batch_texts)
         args = [(self.tokenized, batch, prompt_length, self.vectors) for batch in self.batches]
         if len(args) == 1:
-            self.pipeline.run_batch(*args[0])
+            self.pipeline.run_batch(*args[0], alone=True)
         else:
             self.futures = [self.pipeline.submit(self.pipeline.run_batch, *arg) for arg in args]
 

