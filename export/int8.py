@@ -9,13 +9,14 @@ Every `x @ W` of the encoder becomes
 Products that share their input (query, key and value) share its quantization, and layers that share a weight keep
 sharing it. `smooth` balances the largest activation of each channel with the largest weight that meets it
 (SmoothQuant, exponent 0.5). What comes out of a GELU is nearly one-sided: it needs neither smoothing nor absolute
-values, and gets almost the whole integer range for its positive side.
+values, and gets almost the whole integer range for its positive side. Weights are rounded by `rounding.py`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from sbert_infer.cores import usable_cores
 from sbert_infer.export.constants import add_constant
+from sbert_infer.export.rounding import correction, round_rows
 
 # CPUs without VNNI add two u8 x s8 products in 16 bits: 2 * 255 * 63 = 32130 fits, 64 would saturate.
 WEIGHT_MAX = 63
@@ -43,13 +45,15 @@ Batch = Mapping[str, npt.NDArray[np.int64]]
 def quantize(model: ir.Model, calibration: Iterable[Batch]) -> ir.Model:
     """Replace the encoder's matrix products in `model`, in place, by 8-bit ones. Returns `model`."""
     groups = _products_by_input(model)
-    largest = _largest_activations(model, list(groups), calibration)
+    seen = _activations(model, groups, calibration)
     for values in _clusters(groups):
         weights = [_weight(node) for value in values for node in groups[value]]
-        top = np.max([largest[value] for value in values], axis=0)
+        top = np.max([seen[value].largest for value in values], axis=0)
         smooth = np.ones_like(top) if all(map(_after_gelu, values)) else _smoothing(top, weights)
+        moments = sum(seen[value].moments for value in values) * np.outer(smooth, smooth)
+        spread = correction(moments)
         for value in values:
-            _quantize_group(model.graph, value, groups[value], smooth)
+            _quantize_group(model.graph, value, groups[value], smooth, spread)
     model.opset_imports["com.microsoft"] = 1
     RemoveUnusedNodesPass()(model)  # with them the FP32 weights
     return model
@@ -84,18 +88,32 @@ def _weight(node: ir.Node) -> Array:
     return right.const_value.numpy()
 
 
-def _largest_activations(
-    model: ir.Model, values: list[ir.Value], calibration: Iterable[Batch]
-) -> dict[ir.Value, Array]:
-    """The largest magnitude of each channel, over the real tokens of all calibration batches."""
-    names = [value.name or "" for value in values]
+@dataclass
+class _Activations:
+    """What the calibration texts showed of one input, over all their real tokens."""
+
+    largest: Array  # magnitude of each channel, [in]
+    moments: Array  # sum of x.T @ x, [in, in]
+
+    def add(self, rows: Array) -> None:
+        self.largest = np.maximum(self.largest, np.abs(rows).max(axis=0, initial=0))
+        self.moments += rows.T @ rows
+
+
+def _activations(
+    model: ir.Model, groups: Mapping[ir.Value, list[ir.Node]], calibration: Iterable[Batch]
+) -> dict[ir.Value, _Activations]:
+    names = [value.name or "" for value in groups]
     session = _session(model, names)
-    largest = {value: np.zeros(1, np.float32) for value in values}
+    seen = {}
+    for value, products in groups.items():
+        width = len(_weight(products[0]))
+        seen[value] = _Activations(np.zeros(width, np.float32), np.zeros((width, width), np.float32))
     for batch in calibration:
         real = batch["attention_mask"].astype(bool)  # [batch, length]
-        for value, activations in zip(values, session.run(names, dict(batch)), strict=True):
-            largest[value] = np.maximum(largest[value], np.abs(activations[real]).max(axis=0, initial=0))
-    return largest
+        for value, output in zip(groups, session.run(names, dict(batch)), strict=True):
+            seen[value].add(output[real])
+    return seen
 
 
 def _session(model: ir.Model, outputs: list[str]) -> onnxruntime.InferenceSession:
@@ -120,7 +138,9 @@ def _session(model: ir.Model, outputs: list[str]) -> onnxruntime.InferenceSessio
     return onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def _quantize_group(graph: ir.Graph, value: ir.Value, products: list[ir.Node], smooth: Array) -> None:
+def _quantize_group(
+    graph: ir.Graph, value: ir.Value, products: list[ir.Node], smooth: Array, spread: npt.NDArray[np.float64]
+) -> None:
     """Put the 8-bit products in the place of `products`, which all multiply `value`."""
     tape = ir.tape.Tape()
 
@@ -137,7 +157,7 @@ def _quantize_group(graph: ir.Graph, value: ir.Value, products: list[ir.Node], s
     shape = tape.op("Shape", [value], {"start": 0, "end": 2})
 
     for index, node in enumerate(products):
-        weight, steps = _quantized_weight(graph, node, smooth)
+        weight, steps = _quantized_weight(graph, node, smooth, spread)
         inputs = [quantized, weight, constant("one", np.float32(1)), steps, constant("zero", np.uint8(zero_point))]
         product = tape.op("MatMulIntegerToFloat", inputs, domain="com.microsoft")
         scaled = tape.op("Mul", [product, column])
@@ -175,14 +195,14 @@ def _smoothing(largest: Array, weights: list[Array]) -> Array:
     return balanced
 
 
-def _quantized_weight(graph: ir.Graph, node: ir.Node, smooth: Array) -> tuple[ir.Value, ir.Value]:
-    """The integers [in, out] and the step of each column, as constants."""
-    integers, steps = _quantize_weight(_weight(node) / smooth[:, None])
+def _quantized_weight(
+    graph: ir.Graph, node: ir.Node, smooth: Array, spread: npt.NDArray[np.float64]
+) -> tuple[ir.Value, ir.Value]:
+    """The integers [in, out] and the step of each column, as constants; a weight that is shared is rounded once."""
     name = f"{node.inputs[1].name}.int8" if node.inputs[1] is not None else ""
-    return add_constant(graph, name, integers), add_constant(graph, f"{name}.steps", steps)
-
-
-def _quantize_weight(weight: Array) -> tuple[npt.NDArray[np.int8], Array]:
-    """[in, out] -> integers and one step per column."""
-    steps = np.maximum(np.abs(weight).max(axis=0), 1e-10) / WEIGHT_MAX
-    return np.rint(weight / steps).astype(np.int8), steps.astype(np.float32)
+    if name not in graph.initializers:
+        weight = _weight(node) / smooth[:, None]
+        steps: Array = np.maximum(np.abs(weight).max(axis=0), 1e-10) / np.float32(WEIGHT_MAX)
+        add_constant(graph, name, round_rows(weight, steps, WEIGHT_MAX, spread))
+        add_constant(graph, f"{name}.steps", steps)
+    return graph.initializers[name], graph.initializers[f"{name}.steps"]

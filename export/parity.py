@@ -61,10 +61,12 @@ def certify(
     expected = reference.encode(texts)
     _check_finite(expected, texts)
     try:
-        with Engine(path, on_truncate="ignore", workers=1, max_batch_tokens=_MIXED * limit) as engine:
+        with Engine(path, on_truncate="ignore", workers=1) as engine:
             engine.truncate_dim = None
-            alone = _in_batches(engine, texts, [[row] for row in range(len(texts))], progress)
-            mixed = _in_batches(engine, texts, _mixed_batches(texts), progress)
+            alone = _in_batches(
+                lambda one: engine.encode(one, prompt=""), texts, [[i] for i in range(len(texts))], progress
+            )
+            mixed = _in_batches(engine._open().run_together, texts, _mixed_batches(texts), progress)
             prompted = [_with_prompt(engine, reference, texts, prompt) for prompt in _prompts(reference)]
     except EngineError as error:
         raise ParityError(f"the converted model can't run: {error}; nothing was written") from error
@@ -97,16 +99,19 @@ def _check_finite(vectors: Vectors, texts: Sequence[str]) -> None:
 
 
 def _in_batches(
-    engine: Engine, texts: Sequence[str], batches: Sequence[Sequence[int]], progress: Callable[[int], object]
+    encode: Callable[[list[str]], Vectors],
+    texts: Sequence[str],
+    batches: Sequence[Sequence[int]],
+    progress: Callable[[int], object],
 ) -> Vectors:
-    """Each of `batches` by a call of its own, several calls at once."""
-    vectors = np.empty((len(texts), engine.manifest.dim), np.float32)
+    """The vectors of `texts`, each of `batches` by a call of its own, several calls at once."""
+    vectors: dict[int, Vectors] = {}
     with ThreadPoolExecutor(usable_cores()) as pool:
-        encoded = pool.map(lambda rows: engine.encode([texts[row] for row in rows], prompt=""), batches)
+        encoded = pool.map(lambda rows: encode([texts[row] for row in rows]), batches)
         for rows, result in zip(batches, encoded, strict=True):
-            vectors[list(rows)] = result
+            vectors |= zip(rows, result, strict=True)
             progress(len(rows))
-    return vectors
+    return np.stack([vectors[row] for row in range(len(texts))])
 
 
 def _mixed_batches(texts: Sequence[str]) -> list[list[int]]:
