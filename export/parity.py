@@ -15,6 +15,7 @@ from sbert_infer.cores import usable_cores
 from sbert_infer.engine import Engine
 from sbert_infer.errors import EngineError, ParityError
 from sbert_infer.export.reference import Reference
+from sbert_infer.similarity import unit_rows
 
 __all__ = ["MIN_COSINE", "Certificate", "certify"]
 
@@ -149,7 +150,7 @@ def _overlap(a: Vectors, b: Vectors) -> float:
 
 
 def _similarities(x: Vectors) -> Vectors:
-    unit = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    unit = unit_rows(x)
     scores: Vectors = unit @ unit.T
     np.fill_diagonal(scores, -np.inf)
     return scores

@@ -17,7 +17,7 @@ from .errors import ArtifactError, EngineError, warn
 from .onnx_backend import OnnxBackend
 from .pipeline import EncodeStats, Pipeline, Window
 from .precision import PRECISIONS, reduce_precision
-from .similarity import SIMILARITIES, pairwise_similarity, similarity
+from .similarity import SIMILARITIES, pairwise_similarity, similarity, unit_rows
 from .texts import as_texts, check_text
 from .tokenizer import Tokenizer
 
@@ -402,7 +402,7 @@ def _check_filled(out: npt.NDArray[np.float32], texts: int) -> npt.NDArray[np.fl
 
 def _finish(vectors: npt.NDArray[np.float32], dim: int, normalize: bool) -> npt.NDArray[np.float32]:
     vectors = vectors[:, :dim]
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12) if normalize else vectors
+    return unit_rows(vectors) if normalize else vectors
 
 
 def _to_torch(vectors: npt.NDArray[Any], as_list: bool) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SIMILARITIES", "pairwise_similarity", "similarity"]
+__all__ = ["SIMILARITIES", "pairwise_similarity", "similarity", "unit_rows"]
 
 Array = npt.NDArray[np.floating[Any]]
 
@@ -50,7 +50,8 @@ def _rows(x: Any) -> Array:
     return np.atleast_2d(array)
 
 
-def _unit(x: Array) -> Array:
+def unit_rows(x: Array) -> Array:
+    """Each row scaled to length 1; a zero row stays zero."""
     unit: Array = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
     return unit
 
@@ -67,13 +68,13 @@ def _manhattan(a: Array, b: Array) -> Array:
 
 
 _MATRIX: dict[str, Callable[[Array, Array], Array]] = {
-    "cosine": lambda a, b: _unit(a) @ _unit(b).T,
+    "cosine": lambda a, b: unit_rows(a) @ unit_rows(b).T,
     "dot": lambda a, b: a @ b.T,
     "euclidean": _euclidean,
     "manhattan": _manhattan,
 }
 _ROWS: dict[str, Callable[[Array, Array], Array]] = {
-    "cosine": lambda a, b: (_unit(a) * _unit(b)).sum(1),
+    "cosine": lambda a, b: (unit_rows(a) * unit_rows(b)).sum(1),
     "dot": lambda a, b: (a * b).sum(1),
     "euclidean": lambda a, b: -np.linalg.norm(a - b, axis=1),
     "manhattan": lambda a, b: -np.abs(a - b).sum(1),
