@@ -54,3 +54,12 @@ def cosine(a: Array, b: Array) -> Array:
     x, y = a.astype(np.float64), b.astype(np.float64)
     result: Array = (x * y).sum(1) / (np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1))
     return result
+
+
+def assert_close(vectors: Array, expected: Array, atol: float) -> None:
+    """Equal to within `atol`, had the longest of the vectors a length of 1.
+
+    How the last bits of a sum fall depends on the processor, and they grow with the numbers.
+    """
+    length = float(np.linalg.norm(expected.astype(np.float64), axis=-1).max())
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=atol * max(1.0, length))

@@ -20,7 +20,7 @@ from sbert_infer.export.fuse import fuse
 from sbert_infer.export.operators import fused_operators
 from sbert_infer.export.reference import load_reference
 from tests.checkpoints import FAMILIES, LAYERS, ODD_TEXTS, TEXTS
-from tests.graphs import Array, constants, cosine, nodes, open_session, run, tokens
+from tests.graphs import Array, assert_close, constants, cosine, nodes, open_session, run, tokens
 
 MakeCheckpoint = Callable[..., Path]
 
@@ -55,7 +55,7 @@ PORTABLE = ("mpnet", "albert")
 
 def assert_same(vectors: Array, expected: Array) -> None:
     assert cosine(vectors, expected).min() >= MIN_COSINE
-    assert np.abs(vectors - expected).max() <= MAX_ABS
+    assert_close(vectors, expected, MAX_ABS)
 
 
 @pytest.fixture(scope="module", params=[*FAMILIES, *(f"{family}-portable" for family in PORTABLE)])
@@ -165,7 +165,7 @@ def test_a_row_of_padding_gives_no_nan(exported: tuple[Path, Path, bool]) -> Non
     inputs["attention_mask"][0] = 0
     vectors = run(path, inputs)
     assert np.isfinite(vectors).all()
-    np.testing.assert_allclose(vectors[1:], expected[1:], rtol=0, atol=1e-6)
+    assert_close(vectors[1:], expected[1:], 1e-6)
 
 
 def test_a_prompt_over_everything_gives_no_nan(export_checkpoint: MakeCheckpoint) -> None:
@@ -250,4 +250,4 @@ def test_reshapes_that_do_not_cancel_stay(width: int, shape: str) -> None:
     x = np.random.default_rng(0).normal(size=(2, 3, width)).astype(np.float32)
     expected = open_session(model).run(["y"], {"x": x})[0]
     fused = ir.to_proto(fuse(ir.from_proto(model)))
-    np.testing.assert_allclose(open_session(fused).run(["y"], {"x": x})[0], expected, rtol=0, atol=1e-6)
+    assert_close(open_session(fused).run(["y"], {"x": x})[0], expected, 1e-6)

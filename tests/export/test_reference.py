@@ -17,6 +17,7 @@ from sbert_infer.errors import CheckpointError
 from sbert_infer.export.checkpoint import read_checkpoint
 from sbert_infer.export.reference import Reference, load_reference
 from tests.checkpoints import FAMILIES, MAX_LENGTH, ODD_TEXTS, TEXTS, edit_json
+from tests.graphs import assert_close
 
 MakeCheckpoint = Callable[..., Path]
 Vectors = np.ndarray[Any, np.dtype[Any]]
@@ -38,7 +39,7 @@ def theirs(path: Path, prompt: str | None = None) -> Vectors:
 
 def assert_same(path: Path, prompt: str = "") -> Vectors:
     vectors = reference(path).encode(ALL_TEXTS, prompt=prompt)
-    np.testing.assert_allclose(vectors, theirs(path, prompt or None), rtol=0, atol=TOLERANCE)
+    assert_close(vectors, theirs(path, prompt or None), TOLERANCE)
     assert len(np.unique(vectors[: len(TEXTS)].round(2), axis=0)) == len(TEXTS), "the texts must be told apart"
     return vectors
 
@@ -66,7 +67,7 @@ def test_padding_on_the_left_of_counted_positions(mode: str, make_checkpoint: Ma
     path = make_checkpoint(pooling=(mode,), normalize=False, padding_side="left")
     model = SentenceTransformer(str(path), device="cpu")
     alone = np.stack([model.encode(text) for text in ALL_TEXTS])
-    np.testing.assert_allclose(reference(path).encode(ALL_TEXTS), alone, rtol=0, atol=1e-5)  # batched against alone
+    assert_close(reference(path).encode(ALL_TEXTS), alone, 1e-5)  # batched against alone
     assert np.abs(model.encode(list(ALL_TEXTS)) - alone).max() > 0.01
 
 
@@ -185,14 +186,14 @@ def test_eager_attention(make_checkpoint: MakeCheckpoint) -> None:
     sdpa, eager = (reference(path, attention=name) for name in ("sdpa", "eager"))
     configs: list[Any] = [sdpa.encoder.config, eager.encoder.config]
     assert [config._attn_implementation for config in configs] == ["sdpa", "eager"]
-    np.testing.assert_allclose(sdpa.encode(ALL_TEXTS), eager.encode(ALL_TEXTS), rtol=0, atol=TOLERANCE)
+    assert_close(sdpa.encode(ALL_TEXTS), eager.encode(ALL_TEXTS), TOLERANCE)
 
 
 def test_alone_or_in_a_batch(make_checkpoint: MakeCheckpoint) -> None:
     model = reference(make_checkpoint("mpnet", pooling=MODES))
     batched = model.encode(ALL_TEXTS)
     for batch_size in (1, 5):
-        np.testing.assert_allclose(model.encode(ALL_TEXTS, batch_size=batch_size), batched, rtol=0, atol=1e-5)
+        assert_close(model.encode(ALL_TEXTS, batch_size=batch_size), batched, 1e-5)
 
 
 def test_no_texts(make_checkpoint: MakeCheckpoint) -> None:
