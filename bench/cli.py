@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -110,6 +111,8 @@ def run(
     with _plain_errors():
         _write(results, json_file, html_file)
     click.echo(render_table(results, markdown=markdown))
+    if "interrupted" in results.stamp:
+        raise SystemExit(128 + signal.SIGINT)
     if not results.ours_are_right:
         raise SystemExit(1)
 

@@ -34,7 +34,7 @@ def load_engine(spec: Spec) -> Encode:
     """`sbert_infer.Engine` as anyone would use it."""
     from sbert_infer import Engine
 
-    engine = Engine(spec["artifact"], on_truncate="ignore")
+    engine = Engine(spec["artifact"], device=spec.get("device"), on_truncate="ignore")
 
     def encode(texts: list[str], batch_size: int | None) -> Vectors:
         vectors: Vectors = engine.encode(texts, batch_size=batch_size)

@@ -132,6 +132,12 @@ class Meeting:
                 self._reference = vectors if self._reference is None else self._reference
                 _judge(entrant, vectors, self._reference)
 
+    def keep_rounds(self, count: int) -> None:
+        """Forget all but the first `count` rounds."""
+        del self.peak_gflops[count:]
+        for entrant in self.entrants:
+            del entrant.turns[count:]
+
     def latency_turns(self, count: int) -> list[tuple[Entrant, list[int]]]:
         """Who encodes which of the first `count` texts one by one, in order. Tuning is about batches: not for one."""
         starts = range(0, count, _LATENCY_TURN)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sbert_infer.artifact import Artifact
+from sbert_infer.plan import Plan
 
 __all__ = [
     "BATCH_SIZES",
@@ -118,7 +119,7 @@ def line_up(artifacts: Sequence[Artifact], checkpoint: Mapping[str, Any], cuda: 
     """Every contestant, installed or not, the eager reference first. `checkpoint` is what its loaders need to know."""
     limit = {"max_length": artifacts[0].manifest.max_length}
     eager = Contestant(EAGER, "fp32", {"kind": "eager", **checkpoint, **limit}, own_batch_size=32, sorts=True)
-    own = [eager, *_on_cuda(eager, cuda), *_engines(artifacts), _plain_onnxruntime(artifacts)]
+    own = [eager, *_on_cuda(eager, cuda), *_engines(artifacts, cuda["available"]), *_plain_onnxruntime(artifacts)]
     rivals = [dataclasses.replace(rival, spec={**checkpoint, **limit, **rival.spec}) for rival in THIRD_PARTY]
     return [*own, *rivals]
 
@@ -148,27 +149,34 @@ def _mb(files: Iterable[Path]) -> float | None:
     return sum(sizes) / 1e6 if sizes else None
 
 
-def _engines(artifacts: Sequence[Artifact]) -> list[Contestant]:
+def _engines(artifacts: Sequence[Artifact], gpu: bool) -> list[Contestant]:
+    """Each artifact where it belongs; on a machine with a GPU, FP32 there, too, and plans on both."""
     families = [artifact.manifest.precision for artifact in artifacts]
     entries = []
     for artifact, family in zip(artifacts, families, strict=True):
         name = f"sbert-infer {family}" + (f" ({artifact.path.name})" if families.count(family) > 1 else "")
-        spec = {"kind": "engine", "artifact": str(artifact.path.resolve())}
-        entries.append(Contestant(name, family, spec, ours=True, needs=("onnxruntime",)))
+        plan = isinstance(artifact, Plan)
+        places = {"cpu": ", CPU" if plan else ""} | ({"cuda": ", CUDA"} if gpu and family != "int8" else {})
+        for device, suffix in places.items():
+            spec = {"kind": "engine", "artifact": str(artifact.path.resolve()), "device": device}
+            entries.append(Contestant(name + suffix, family, spec, ours=True, needs=("onnxruntime",)))
     return entries
 
 
-def _plain_onnxruntime(artifacts: Sequence[Artifact]) -> Contestant:
+def _plain_onnxruntime(artifacts: Sequence[Artifact]) -> list[Contestant]:
     """The same graph without our batching: shows what that is worth."""
-    artifact = next((one for one in artifacts if one.manifest.precision == "fp32"), artifacts[0])
-    return Contestant(
-        name="onnxruntime, plain",
-        family=artifact.manifest.precision,
-        spec={"kind": "onnxruntime", "artifact": str(artifact.path.resolve())},
-        needs=("onnxruntime",),
-        tunable=True,
-        own_batch_size=32,
-    )
+    models = [artifact for artifact in artifacts if not isinstance(artifact, Plan)]
+    return [
+        Contestant(
+            name="onnxruntime, plain",
+            family=artifact.manifest.precision,
+            spec={"kind": "onnxruntime", "artifact": str(artifact.path.resolve())},
+            needs=("onnxruntime",),
+            tunable=True,
+            own_batch_size=32,
+        )
+        for artifact in sorted(models, key=lambda one: one.manifest.precision != "fp32")[:1]
+    ]
 
 
 def _on_cuda(eager: Contestant, cuda: Mapping[str, Any]) -> list[Contestant]:

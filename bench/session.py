@@ -49,7 +49,8 @@ def run_session(
 ) -> Results:
     """Measure everyone on every workload, given as name and texts.
 
-    `folder` takes temporary files; `extra` contestants are for tests.
+    `folder` takes temporary files; `extra` contestants are for tests. Ctrl-C ends it with what there is, if a round of
+    the first workload is through.
     """
     progress("looking around")
     about = _look_around(subject, settings)
@@ -60,32 +61,49 @@ def run_session(
         for contestant in _chosen(everyone, absent, settings.only):
             progress(f"loading {contestant.name}")
             meeting.enter(contestant)
-        facts, rows = [], []
-        for name, texts in workloads.items():
-            _run_workload(meeting, name, texts, settings, progress)
-            facts.append(_facts(name, texts, subject, about["flops"], meeting.peak_gflops))
-            rows += score(meeting.entrants, facts[-1])
-        if settings.sts is not None:
-            _run_sts(meeting, settings.sts, rows, progress)
+        facts: list[WorkloadFacts] = []
+        rows: list[Row] = []
+        try:
+            for name, texts in workloads.items():
+                rounds = _run_workload(meeting, name, texts, settings, progress)
+                facts.append(_facts(name, texts, subject, about["flops"], meeting.peak_gflops))
+                rows += score(meeting.entrants, facts[-1])
+                if rounds < settings.rounds:
+                    raise KeyboardInterrupt
+            if settings.sts is not None:
+                _run_sts(meeting, settings.sts, rows, progress)
+        except KeyboardInterrupt:  # what was measured so far is worth having
+            if not rows:
+                raise
+            stamp["interrupted"] = "interrupted: not all rounds and workloads are there"
     return Results(stamp, facts, rows, sorted(absent))
 
 
 def _run_workload(
     meeting: Meeting, name: str, texts: Sequence[str], settings: Settings, progress: Callable[[str], object]
-) -> None:
+) -> int:
+    """How many rounds were measured: fewer than asked for after Ctrl-C."""
     meeting.start_workload(texts)
     for entrant in meeting.entrants:
         progress(f"{name}: warming up {entrant.contestant.name}")
         meeting.warm_up(entrant)
-    for number in range(settings.rounds):
-        meeting.measure_machine(usable_cores())
-        for entrant in meeting.turns(number):
-            progress(f"{name}: round {number + 1} of {settings.rounds}, {entrant.contestant.name}")
-            meeting.turn(entrant)
-        meeting.compare()
+    number = 0
+    try:
+        for number in range(settings.rounds):
+            meeting.measure_machine(usable_cores())
+            for entrant in meeting.turns(number):
+                progress(f"{name}: round {number + 1} of {settings.rounds}, {entrant.contestant.name}")
+                meeting.turn(entrant)
+            meeting.compare()
+    except KeyboardInterrupt:
+        if not number:
+            raise
+        meeting.keep_rounds(number)
+        return number
     for entrant, places in meeting.latency_turns(min(settings.latency_texts, len(texts))):
         progress(f"{name}: latency, text {places[0] + 1}, {entrant.contestant.name}")
         meeting.latency_turn(entrant, places)
+    return settings.rounds
 
 
 def _run_sts(meeting: Meeting, file: Path, rows: Sequence[Row], progress: Callable[[str], object]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sbert_infer import cuda
 from sbert_infer.artifact import Artifact, open_artifact
 from sbert_infer.errors import SbertInferError
 
@@ -35,7 +36,7 @@ def open_subject(
     trust_remote_code: bool = False,
     announce: Callable[[str], object] = lambda line: None,
 ) -> Subject:
-    """Open the artifacts among `sources`; export a checkpoint among them to FP32 and int8 artifacts in `folder`."""
+    """Open the artifacts among `sources`; export a checkpoint among them, in every precision, to `folder`."""
     files = [source for source in sources if Path(source).is_file()]
     checkpoints = [source for source in sources if source not in files]
     if missing := [source for source in checkpoints if source.endswith((".onnx", ".plan"))]:
@@ -62,10 +63,12 @@ def check_weights(subject: Subject, weights_sha256: str) -> None:
 
 
 def _sibling(artifacts: Sequence[Artifact]) -> str:
-    """The folder beside an artifact that bears its name: model.onnx or model.int8.onnx -> model/."""
+    """The folder beside an artifact that bears its name: model.onnx, model.int8.onnx or model.plan -> model/."""
     tried = []
     for artifact in artifacts:
-        folder = artifact.path.with_name(artifact.path.name.removesuffix(".onnx").removesuffix(".int8"))
+        folder = artifact.path.with_name(
+            artifact.path.name.removesuffix(".plan").removesuffix(".onnx").removesuffix(".int8")
+        )
         if folder.is_dir():
             return str(folder)
         tried.append(str(folder))
@@ -86,7 +89,8 @@ def _check_same(artifacts: Sequence[Artifact]) -> None:
 def _export(source: str, folder: Path, trust_remote_code: bool, announce: Callable[[str], object]) -> list[str]:
     """Export in a process of its own, so that this one stays small."""
     made = []
-    for name, flags in (("model.onnx", []), ("model.int8.onnx", ["--int8"])):
+    plan = [] if cuda.driver_problem() else [("model.plan", ["--fp16"])]
+    for name, flags in (("model.onnx", list[str]()), ("model.int8.onnx", ["--int8"]), *plan):
         announce(f"exporting {source} to {name}")
         code = ["--trust-remote-code"] if trust_remote_code else []
         command = [

@@ -106,6 +106,8 @@ def describe_stamp(stamp: dict[str, Any]) -> list[str]:
         f"load average {stamp['load_average']} at the start",
         f"Python {stamp['python']}: {_versions(stamp['packages'])}",
     ]
+    if "interrupted" in stamp:
+        lines.insert(0, str(stamp["interrupted"]))
     if stamp["rivals_packages"] is not None:
         lines.append(f"rivals in Python {stamp['rivals_python']}: {_versions(stamp['rivals_packages'])}")
     return lines

@@ -20,7 +20,10 @@ Examples:
   sbert-export model/                              writes model.onnx
   sbert-export model/ --int8                       writes model.int8.onnx, 8-bit, for CPUs
   sbert-export model/ --int8 --calibration my.txt  tuned on your own texts, one a line
+  sbert-export model/ --fp16                       writes model.plan, FP16, for GPUs; runs on CPUs, too
+  sbert-export model/ --fp16 --target sm89,sm120   with TensorRT-RTX engines for these GPUs inside
   sbert-export model/ --portable -o any.onnx       standard operators, for other runtimes
+  sbert-export --inspect model.plan                what is inside a file
   sbert-export sentence-transformers/all-MiniLM-L6-v2
 
 The vectors are compared with those of the eager PyTorch model before anything is written; if they differ too
@@ -32,14 +35,35 @@ much, nothing is, and the exit code is 1.
 @click.argument("checkpoint")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write, or a folder to put it in.")
 @click.option("--int8", is_flag=True, help="8-bit weights and activations, for CPUs.")
+@click.option("--fp16", is_flag=True, help="A plan for GPUs: FP16, with TensorRT engines inside.")
 @click.option("--portable", is_flag=True, help="Standard ONNX operators only, for runtimes other than onnxruntime.")
 @click.option("--max-length", type=click.IntRange(min=1), metavar="N", help="Limit texts to N tokens.")
 @click.option(
     "--calibration",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Texts like yours, one a line: --int8 is tuned on them.",
+    help="Texts like yours, one a line: --int8 is tuned on them, --fp16 cut into buckets of their lengths.",
 )
-@click.option("--min-cosine", type=float, metavar="X", help="Lowest cosine accepted. [0.9999; --int8: 0.98]")
+@click.option(
+    "--target",
+    metavar="GPUS",
+    help="GPUs to build engines for, such as sm89,sm120, with TensorRT-RTX, or none. [this machine's GPU]",
+)
+@click.option(
+    "--lengths",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="For --fp16: how many tokens your texts have, one number a line.",
+)
+@click.option(
+    "--max-batch-tokens", type=click.IntRange(min=1), metavar="N", help="For --fp16: tokens that run at once. [16384]"
+)
+@click.option(
+    "--pooling",
+    type=click.Choice(["graph", "kernel"]),
+    default="graph",
+    help="For --fp16: pool in the graph, or with the Triton kernel after it.",
+)
+@click.option("--min-cosine", type=float, metavar="X", help="Lowest cosine accepted. [0.9999; fp16: 0.999; int8: 0.98]")
+@click.option("--inspect", is_flag=True, help="Show what is inside an artifact, and check it; nothing is written.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--trust-remote-code", is_flag=True, help="Run the model code that the checkpoint brings along.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors and warnings only.")
@@ -48,39 +72,57 @@ def main(
     checkpoint: str,
     output: Path | None,
     int8: bool,
+    fp16: bool,
     portable: bool,
     max_length: int | None,
     calibration: Path | None,
+    target: str | None,
+    lengths: Path | None,
+    max_batch_tokens: int | None,
+    pooling: str,
     min_cosine: float | None,
+    inspect: bool,
     force: bool,
     trust_remote_code: bool,
     quiet: bool,
 ) -> None:
     """Turn a trained Sentence-BERT CHECKPOINT (a folder or a hub id) into one optimized file."""
     try:
-        if calibration is not None and not int8:
-            raise ExportError("--calibration tunes --int8: give both or neither")
+        if inspect:
+            from sbert_infer.export.inspection import inspect as report
+
+            click.echo(report(Path(checkpoint)))
+            return
+        if calibration is not None and not (int8 or fp16):
+            raise ExportError("--calibration is for --int8 and --fp16")
+        if max_batch_tokens is not None and not fp16:
+            raise ExportError("--max-batch-tokens is for --fp16")
         exporter = _import_exporter()
         options = exporter.ExportOptions(
             int8=int8,
+            fp16=fp16,
             portable=portable,
             max_length=max_length,
             calibration=_read_lines(calibration),
+            lengths=_read_lengths(lengths),
+            targets=_split_targets(target),
+            **({} if max_batch_tokens is None else {"max_batch_tokens": max_batch_tokens}),
+            pooling=pooling,
             min_cosine=min_cosine,
             force=force,
             trust_remote_code=trust_remote_code,
         )
-        target = output or exporter.default_output(checkpoint, options)
-        if target.is_dir():
-            target = target / exporter.default_output(checkpoint, options).name
-        manifest = exporter.export_onnx(checkpoint, target, options, step=_silent_step if quiet else _printed_step)
+        path = output or exporter.default_output(checkpoint, options)
+        if path.is_dir():
+            path = path / exporter.default_output(checkpoint, options).name
+        manifest = exporter.export(checkpoint, path, options, step=_silent_step if quiet else _printed_step)
     except SbertInferError as error:
         raise SystemExit(_error(str(error))) from None
     except OSError as error:
         raise SystemExit(_error(f"{error.filename or checkpoint}: {error.strerror or error}")) from None
     _warn_unfused(manifest, portable)
     if not quiet:
-        click.echo(_summary(manifest, target, portable))
+        click.echo(_summary(manifest, path, portable))
 
 
 def _import_exporter() -> ModuleType:
@@ -105,6 +147,26 @@ def _read_lines(path: Path | None) -> list[str]:
     return texts
 
 
+def _read_lengths(path: Path | None) -> list[int]:
+    lines = [(number, line.strip()) for number, line in enumerate(_read_lines(path), 1)]
+    for number, line in lines:
+        if not (line.isascii() and line.isdigit() and int(line)):
+            raise ExportError(f"{path}, line {number}: not a number of tokens: {line[:40]!r} (texts: --calibration)")
+    return [int(line) for _, line in lines]
+
+
+def _split_targets(text: str | None) -> list[str] | None:
+    """`sm89,sm120` -> both; `none` -> none; nothing -> what is best here."""
+    if text is None:
+        return None
+    names = [name.strip().lower().replace("_", "") for name in text.split(",")]
+    if names == ["none"]:
+        return []
+    if "none" in names or "" in names:
+        raise ExportError(f"--target takes GPUs such as sm89,sm120, or none; got {text!r}")
+    return names
+
+
 @contextmanager
 def _silent_step(name: str, detail: str, total: int) -> Iterator[Callable[[int], object]]:
     yield lambda count: None
@@ -117,7 +179,7 @@ def _printed_step(name: str, detail: str, total: int) -> Iterator[Callable[[int]
 
     start = time.perf_counter()
     label = f"{name:<9} {detail}"
-    style = None if total else "{desc} ..."
+    style = None if total else "{desc} ... {elapsed}"
     with tqdm(total=total or None, desc=label, leave=False, disable=None, bar_format=style) as bar:  # None: a tty only
         yield bar.update
     click.echo(f"{label}  {time.perf_counter() - start:.1f} s", err=True)
@@ -131,9 +193,9 @@ def _warn_unfused(manifest: Manifest, portable: bool) -> None:
         click.echo(f"warning: not all of the graph was fused ({', '.join(missing)}): it is right, but slower", err=True)
 
 
-def _summary(manifest: Manifest, target: Path, portable: bool) -> str:
+def _summary(manifest: Manifest, path: Path, portable: bool) -> str:
     parity, fusion = manifest.parity, manifest.fusion
-    size = sum(path.stat().st_size for path in [target, *(target.parent / f.name for f in manifest.data_files)])
+    size = sum(file.stat().st_size for file in [path, *(path.parent / f.name for f in manifest.data_files)])
     graph = "graph    standard operators only"
     if not portable:
         nodes = (
@@ -143,12 +205,26 @@ def _summary(manifest: Manifest, target: Path, portable: bool) -> str:
     cosine = f"cosine min {parity['min_cosine']:.6f}, mean {parity['mean_cosine']:.6f}"
     difference = f"max-abs {parity['max_abs']:.1e}, top-10 overlap {parity['top10_overlap']:.1%}"
     lines = [
-        f"{target}  {size / 1e6:.1f} MB, {manifest.precision}, weights sha256 {manifest.weights_sha256[:12]}",
+        f"{path}  {size / 1e6:.1f} MB, {manifest.precision}, weights sha256 {manifest.weights_sha256[:12]}",
         f"  {graph}",
         f"  parity   {cosine}, {difference}, on {parity['texts']} texts of up to {parity['max_length']} tokens",
-        f"  use      Engine({str(target)!r}).encode([...])",
+        *_engines(path),
+        f"  use      Engine({str(path)!r}).encode([...])",
     ]
     return "\n".join(lines)
+
+
+def _engines(path: Path) -> list[str]:
+    """What a plan has for GPUs."""
+    from sbert_infer.artifact import open_artifact
+    from sbert_infer.plan import Plan
+
+    plan = open_artifact(path)
+    if not isinstance(plan, Plan):
+        return []
+    names = ", ".join(f"{engine.runtime} {engine.version} for {engine.target}" for engine in plan.engines)
+    missing = "none inside: one is built at first use on a machine with a GPU and TensorRT; or see --target"
+    return [f"  engines  {names or missing}"]
 
 
 def _error(message: str) -> int:

@@ -1,4 +1,4 @@
-"""The parity certificate: an artifact, opened as a user would, against the eager reference."""
+"""The parity certificate: vectors of an artifact, or of a graph on its own, against those of the eager reference."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import numpy.typing as npt
 from sbert_infer.cores import usable_cores
 from sbert_infer.engine import Engine
 from sbert_infer.errors import EngineError, ParityError
+from sbert_infer.export.candidate import Candidate, EngineCandidate
 from sbert_infer.export.reference import Reference
 from sbert_infer.similarity import unit_rows
 
-__all__ = ["MIN_COSINE", "Certificate", "certify"]
+__all__ = ["MIN_COSINE", "Certificate", "Expected", "certify", "compare", "expect"]
 
 Vectors = npt.NDArray[np.float32]
 
-MIN_COSINE = {"fp32": 0.9999, "int8": 0.98}  # by precision
+MIN_COSINE = {"fp32": 0.9999, "fp16": 0.999, "int8": 0.98}  # by precision
 _NEIGHBOURS = 10
 _MIXED = 8  # texts of different lengths in a batch
 _SPAN = 64  # texts, sorted by length, from all over which a mixed batch is taken
@@ -47,6 +48,16 @@ class Certificate:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Expected:
+    """The reference's vectors of texts, without and with each of the model's prompts."""
+
+    texts: Sequence[str]
+    vectors: Vectors
+    prompted: tuple[tuple[str, Sequence[str], Vectors], ...]  # prompt, some of the texts, their vectors with it
+    max_length: int
+
+
 def certify(
     path: Path,
     reference: Reference,
@@ -58,35 +69,58 @@ def certify(
 
     Raises `ParityError`, with the worst texts, if a cosine is below `threshold` or a number is not finite.
     """
-    limit = reference.checkpoint.max_length
-    expected = reference.encode(texts)
-    _check_finite(expected, texts)
+    expected = expect(reference, texts)
     try:
         with Engine(path, on_truncate="ignore", workers=1) as engine:
-            engine.truncate_dim = None
-            alone = _in_batches(
-                lambda one: engine.encode(one, prompt=""), texts, [[i] for i in range(len(texts))], progress
-            )
-            mixed = _in_batches(engine._open().run_together, texts, _mixed_batches(texts), progress)
-            prompted = [_with_prompt(engine, reference, texts, prompt) for prompt in _prompts(reference)]
+            return compare(EngineCandidate(engine), expected, threshold, progress)
     except EngineError as error:
-        raise ParityError(f"the converted model can't run: {error}; nothing was written") from error
-    pairs = [(texts, expected, alone), (texts, expected, mixed), *prompted]
+        raise _cannot_run(error) from error
+
+
+def expect(reference: Reference, texts: Sequence[str]) -> Expected:
+    """Encode `texts` with the reference; once, if several candidates are to be compared with it."""
+    vectors = reference.encode(texts)
+    _check_finite(vectors, texts)
+    some = texts[:: max(1, len(texts) // _WITH_PROMPT)]
+    prompts = sorted({prompt for prompt in reference.checkpoint.prompts.values() if prompt})
+    prompted = tuple((prompt, some, reference.encode(some, prompt=prompt)) for prompt in prompts)
+    return Expected(texts, vectors, prompted, reference.checkpoint.max_length)
+
+
+def compare(
+    candidate: Candidate,
+    expected: Expected,
+    threshold: float,
+    progress: Callable[[int], object] = lambda count: None,
+) -> Certificate:
+    """Let `candidate` encode each text alone, in mixed batches and with each prompt. Raises as `certify` does."""
+    texts, vectors = expected.texts, expected.vectors
+    try:
+        alone = _in_batches(candidate.encode, texts, [[row] for row in range(len(texts))], progress)
+        mixed = _in_batches(candidate.run_together, texts, _mixed_batches(texts), progress)
+        prompted = [(some, right, candidate.encode(some, prompt)) for prompt, some, right in expected.prompted]
+    except EngineError as error:
+        raise _cannot_run(error) from error
+    pairs = [(texts, vectors, alone), (texts, vectors, mixed), *prompted]
     cosines = np.concatenate([_cosine(a, b) for _, a, b in pairs])
     certificate = Certificate(
         texts=len(texts),
-        max_length=limit,
+        max_length=expected.max_length,
         min_cosine=float(cosines.min()),
         mean_cosine=float(cosines.mean()),
         max_abs=max(float(np.abs(a - b).max()) for _, a, b in pairs),
         batch_max_abs=float(np.abs(alone - mixed).max()),
-        top10_overlap=_overlap(expected, alone),
+        top10_overlap=_overlap(vectors, alone),
         threshold=threshold,
     )
     if not certificate.min_cosine >= threshold:
         everything = [text for group, _, _ in pairs for text in group]
         raise ParityError(_explain(certificate, cosines, everything))
     return certificate
+
+
+def _cannot_run(error: EngineError) -> ParityError:
+    return ParityError(f"the converted model can't run: {error}; nothing was written")
 
 
 def _check_finite(vectors: Vectors, texts: Sequence[str]) -> None:
@@ -121,17 +155,6 @@ def _mixed_batches(texts: Sequence[str]) -> list[list[int]]:
     stride = _SPAN // _MIXED
     spans = [order[start : start + _SPAN] for start in range(0, len(order), _SPAN)]
     return [span[start::stride] for span in spans for start in range(min(stride, len(span)))] + [order[:4] + order[-4:]]
-
-
-def _prompts(reference: Reference) -> list[str]:
-    return sorted({prompt for prompt in reference.checkpoint.prompts.values() if prompt})
-
-
-def _with_prompt(
-    engine: Engine, reference: Reference, texts: Sequence[str], prompt: str
-) -> tuple[list[str], Vectors, Vectors]:
-    some = list(texts[:: max(1, len(texts) // _WITH_PROMPT)])
-    return some, reference.encode(some, prompt=prompt), engine.encode(some, prompt=prompt)
 
 
 def _cosine(a: Vectors, b: Vectors) -> npt.NDArray[np.float64]:

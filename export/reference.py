@@ -73,6 +73,15 @@ def _mean(tokens: Tensor, kept: Tensor, start: Tensor) -> Tensor:
     return total / count
 
 
+def _mean_of_kept(tokens: Tensor, kept: Tensor, start: Tensor) -> Tensor:
+    """As `_mean`, on a GPU by the fused kernel, which reads the tokens once."""
+    if not tokens.is_cuda or tokens.dtype not in (torch.float16, torch.float32):
+        return _mean(tokens, kept, start)
+    from sbert_infer.kernels.mean_pool import mean_pool
+
+    return mean_pool(tokens, kept, out_dtype=tokens.dtype)
+
+
 def _mean_sqrt_len(tokens: Tensor, kept: Tensor, start: Tensor) -> Tensor:
     total, count = _weighted(tokens, kept)
     return total / count.sqrt()
@@ -87,7 +96,7 @@ def _weightedmean(tokens: Tensor, kept: Tensor, start: Tensor) -> Tensor:
 _POOL: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "cls": _first,
     "max": _max,
-    "mean": _mean,
+    "mean": _mean_of_kept,
     "mean_sqrt_len": _mean_sqrt_len,
     "weightedmean": _weightedmean,
     "lasttoken": _last,

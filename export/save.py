@@ -18,7 +18,7 @@ from sbert_infer.artifact import DataFile, Manifest, append_metadata, open_artif
 from sbert_infer.errors import ArtifactError, ExportError
 from sbert_infer.files import StagedFile, staged
 
-__all__ = ["MAX_PROTOBUF_BYTES", "StagedArtifact", "check_writable", "stage"]
+__all__ = ["MAX_PROTOBUF_BYTES", "StagedArtifact", "check_free", "check_writable", "stage"]
 
 MAX_PROTOBUF_BYTES = 2**31 - 2**27  # protobuf's limit is 2 GiB; tokenizers of 30 MB exist, and the graph adds its own
 
@@ -61,6 +61,12 @@ class StagedArtifact:
         except BaseException:
             placed.unlink()
             raise
+
+
+def check_free(target: Path, force: bool) -> None:
+    """Raise `ExportError` if `target` is there and may not be replaced."""
+    if target.exists() and not force:
+        raise ExportError(f"{target} exists: give --force to replace it, or another name with -o")
 
 
 def check_writable(target: Path) -> None:

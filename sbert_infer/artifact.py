@@ -55,7 +55,7 @@ class Manifest:
 
     name: str
     architecture: str
-    precision: str  # fp32 or int8
+    precision: str  # fp32, int8 or fp16
     dim: int
     max_length: int
     pooling: tuple[str, ...]
@@ -125,10 +125,14 @@ def sha256(file: BinaryIO) -> str:
 
 
 def open_artifact(path: str | os.PathLike[str]) -> Artifact:
-    """Check every byte of the artifact at `path` and read its manifest and tokenizer."""
+    """Check the artifact at `path`, an ONNX model or a plan, and read its manifest and tokenizer."""
+    from .plan import is_plan, open_plan  # which builds on this file
+
     path = Path(path)
     if path.is_dir():
         raise ArtifactError(f"{path} is a folder, not an artifact: run `sbert-export {path}` first")
+    if is_plan(path):
+        return open_plan(path)
     with path.open("rb") as file:
         try:
             # Unmapped with its last view: an error's traceback still holds some, so closing it here would fail.

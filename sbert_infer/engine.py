@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -13,17 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from .artifact import Artifact, Manifest, open_artifact
+from .backends import BackendOptions, open_backend
+from .devices import Device
 from .errors import ArtifactError, EngineError, warn
-from .onnx_backend import OnnxBackend
+from .output import check_filled, check_options, check_out, finish, given, place, progress_bar, to_torch
 from .pipeline import EncodeStats, Pipeline, Window
-from .precision import PRECISIONS, reduce_precision
-from .similarity import SIMILARITIES, pairwise_similarity, similarity, unit_rows
+from .precision import reduce_precision
+from .similarity import SIMILARITIES, pairwise_similarity, similarity
 from .texts import as_texts, check_text
 from .tokenizer import Tokenizer
 
 __all__ = ["Engine"]
-
-logger = logging.getLogger(__name__)
 
 OnTruncate = Literal["warn", "error", "ignore"]
 
@@ -42,6 +40,8 @@ class Engine:
         self,
         path: str | os.PathLike[str],
         *,
+        device: Device = None,
+        strict: bool = False,
         on_truncate: OnTruncate = "warn",
         workers: int | None = None,
         threads: int | None = None,
@@ -51,8 +51,11 @@ class Engine:
 
         Args:
             path: a file written by `sbert-export`.
+            device: "cpu", "cuda", "cuda:1", or a list of GPUs. By default a plan runs on the first GPU, or on the CPU
+                with a warning where there is none; an ONNX model runs on the CPU.
+            strict: raise, instead of that warning, where a plan can't run with an engine made for this GPU.
             on_truncate: what to do when a text is longer than the model's limit: warn once per call, raise, or nothing.
-            workers: batches that run at once; as many as there are usable cores by default.
+            workers: batches that run at once on a CPU; as many as there are usable cores by default.
             threads: cores that share one batch; 1 by default, which is fastest for many texts.
             max_batch_tokens: tokens that run together, padding included; the backend's best by default.
 
@@ -72,15 +75,10 @@ class Engine:
         self.model_card_data = EvaluationMetrics()
         self._similarity_fn_name = manifest.similarity
         self._artifact: Artifact = artifact
+        options = BackendOptions(device, strict, workers, threads, max_batch_tokens)
         self._pipeline: Pipeline | None = Pipeline(
             _load_tokenizer(artifact, manifest.max_length),
-            OnnxBackend(
-                artifact.path,
-                fused=manifest.fusion.get("attention", 0) > 0,
-                workers=workers,
-                threads=threads,
-                max_batch_tokens=max_batch_tokens,
-            ),
+            open_backend(artifact, options),
             dim=manifest.dim,
             pad_id=manifest.pad_id,
             padding_side=manifest.padding_side,
@@ -118,7 +116,7 @@ class Engine:
             precision: "float32" (as None), "int8", "uint8", "binary" or "ubinary".
             convert_to_numpy: False gives a list of tensors.
             convert_to_tensor: True gives one tensor (imports torch).
-            device: None or "cpu".
+            device: None, or the engine's own.
             normalize_embeddings: scale each vector to length 1.
             truncate_dim: keep this many leading dimensions.
             pool: not supported, and not needed: one engine uses all cores.
@@ -131,24 +129,24 @@ class Engine:
             An array [texts, dim], or [dim] for one text.
 
         """
-        texts, single = as_texts(_given(inputs, sentences))
+        texts, single = as_texts(given(inputs, sentences))
         precision = precision or "float32"
-        _check_options(output_value, precision, device, pool, chunk_size, batch_size)
+        check_options(output_value, precision, device, self.device, pool, chunk_size, batch_size)
         prompt = self._resolve_prompt(prompt, prompt_name)
         dim = self._resolve_dim(truncate_dim)
         if out is None:
             texts = known = list(texts)
             vectors = np.empty((len(known), dim), np.float32)
         else:
-            vectors = _check_out(out, dim, plain=precision == "float32" and convert_to_numpy and not convert_to_tensor)
-        with _progress_bar(len(vectors), show_progress_bar) as progress:
+            vectors = check_out(out, dim, plain=precision == "float32" and convert_to_numpy and not convert_to_tensor)
+        with progress_bar(len(vectors), show_progress_bar) as progress:
             for window in self._windows(texts, prompt, batch_size, progress):
-                _place(vectors, window.start, _finish(window.vectors, dim, normalize_embeddings))
+                place(vectors, window.start, finish(window.vectors, dim, normalize_embeddings))
         if out is not None:
-            return _check_filled(out, self.last_stats.texts)
+            return check_filled(out, self.last_stats.texts)
         result = reduce_precision(vectors, precision) if len(vectors) else np.empty(0, np.float32)
         if convert_to_tensor or not convert_to_numpy:
-            result = _to_torch(result, as_list=not convert_to_tensor)
+            result = to_torch(result, as_list=not convert_to_tensor)
         return result[0] if single else result
 
     def encode_iter(
@@ -171,7 +169,7 @@ class Engine:
         prompt = self._resolve_prompt(prompt, prompt_name)
         dim = self._resolve_dim(truncate_dim)
         for window in self._windows(source, prompt, batch_size, lambda count: None):
-            yield from _finish(window.vectors, dim, normalize_embeddings)
+            yield from finish(window.vectors, dim, normalize_embeddings)
 
     def encode_query(
         self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, **options: Any
@@ -231,8 +229,8 @@ class Engine:
 
     @property
     def device(self) -> str:
-        """Where the model runs."""
-        return "cpu"
+        """Where the model runs: "cpu", "cuda:0" or "cuda:0,cuda:1"."""
+        return self._open().backend.device
 
     @property
     def info(self) -> dict[str, Any]:
@@ -243,6 +241,7 @@ class Engine:
             "model": self.manifest.name,
             "precision": self.manifest.precision,
             "backend": backend.describe(),
+            "device": backend.device,
             "dim": self.manifest.dim,
             "max_length": self.max_seq_length,
             "workers": backend.workers,
@@ -356,70 +355,3 @@ def _load_tokenizer(artifact: Artifact, max_length: int) -> Tokenizer:
         return Tokenizer(artifact.tokenizer_json, max_length, artifact.manifest.truncation_side)
     except Exception as error:  # tokenizers raises nothing more precise
         raise ArtifactError(f"{artifact.path}: the installed tokenizers can't read its tokenizer: {error}") from error
-
-
-def _check_options(
-    output_value: str, precision: str, device: Any, pool: object, chunk_size: object, batch_size: int | None
-) -> None:
-    if output_value != "sentence_embedding":
-        raise ValueError(f"output_value must be 'sentence_embedding', got {output_value!r}")
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
-    if device is not None and str(device) != "cpu":
-        raise ValueError(f"this engine runs on 'cpu', got device={device!r}")
-    if pool is not None or chunk_size is not None:
-        raise ValueError("pool and chunk_size are not supported: one engine already uses all cores")
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-
-
-def _given(inputs: Any, sentences: Any) -> Any:
-    """`inputs`, or `sentences`, its old name."""
-    if (inputs is None) == (sentences is None):
-        raise TypeError("encode needs texts: a str or an iterable of str" if inputs is None else "inputs given twice")
-    return inputs if inputs is not None else sentences
-
-
-def _check_out(out: npt.NDArray[np.float32], dim: int, plain: bool) -> npt.NDArray[np.float32]:
-    if not plain:
-        raise ValueError("out takes float32 vectors: leave precision, convert_to_numpy and convert_to_tensor alone")
-    if out.ndim != 2 or out.shape[1] != dim or out.dtype != np.float32:
-        raise ValueError(f"out must be float32 of shape [texts, {dim}], got {out.dtype} of {list(out.shape)}")
-    return out
-
-
-def _place(vectors: npt.NDArray[np.float32], start: int, rows: npt.NDArray[np.float32]) -> None:
-    if start + len(rows) > len(vectors):
-        raise ValueError(f"out has {len(vectors)} rows, but there are more texts")
-    vectors[start : start + len(rows)] = rows
-
-
-def _check_filled(out: npt.NDArray[np.float32], texts: int) -> npt.NDArray[np.float32]:
-    if texts < len(out):
-        raise ValueError(f"out has {len(out)} rows, but there were only {texts} texts")
-    return out
-
-
-def _finish(vectors: npt.NDArray[np.float32], dim: int, normalize: bool) -> npt.NDArray[np.float32]:
-    vectors = vectors[:, :dim]
-    return unit_rows(vectors) if normalize else vectors
-
-
-def _to_torch(vectors: npt.NDArray[Any], as_list: bool) -> Any:
-    import torch
-
-    tensor = torch.from_numpy(vectors)
-    return list(tensor) if as_list else tensor
-
-
-@contextmanager
-def _progress_bar(total: int, show: bool | None) -> Iterator[Callable[[int], object]]:
-    if show is None:
-        show = logger.getEffectiveLevel() in (logging.INFO, logging.DEBUG)
-    if not show:
-        yield lambda count: None
-        return
-    from tqdm.auto import tqdm
-
-    with tqdm(total=total, unit="text", file=sys.stderr) as bar:
-        yield bar.update

@@ -10,7 +10,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from .cores import usable_cores
 from .errors import EngineError
+from .onnx_model import OnnxModel, import_onnxruntime, open_session
 
 __all__ = ["OnnxBackend"]
 
@@ -28,30 +28,33 @@ _MAX_SECOND_SESSION_BYTES = 512 * 2**20
 
 
 class OnnxBackend:
-    """Runs a checked ONNX artifact with onnxruntime."""
+    """Runs a checked ONNX model with onnxruntime on the CPU."""
+
+    device = "cpu"
+    edges: tuple[int, ...] | None = None
+    # A batch smaller than this is not worth a hand-over to another worker.
+    min_batch_tokens = 64
 
     def __init__(
         self,
-        path: Path,
+        model: OnnxModel,
         *,
-        fused: bool = True,
         workers: int | None = None,
         threads: int | None = None,
         max_batch_tokens: int | None = None,
     ) -> None:
-        self._path, self._fused = path, fused
+        self._model = model
         self.threads = threads or 1
         self.workers = workers or max(1, usable_cores() // self.threads)
         self.max_batch_tokens = max_batch_tokens or _MAX_BATCH_TOKENS
-        self._onnxruntime = _import_onnxruntime()
-        self._session: Any = self._open(self.threads)
+        self._session: Any = open_session(model, self.threads)
         self._lock = threading.Lock()
         self._running = 0
         self._lone_runs = 0
         self._lone_session: Any = None
         _before_fork(self._drop_lone_session)
         # A user who sets the threads or the workers has decided how the cores are to be used.
-        small = path.stat().st_size <= _MAX_SECOND_SESSION_BYTES
+        small = model.size <= _MAX_SECOND_SESSION_BYTES
         self._share_cores = threads is None and workers is None and self.workers > 1 and small
 
     def run(
@@ -82,7 +85,7 @@ class OnnxBackend:
 
     def describe(self) -> str:
         """What runs and where, in a few words."""
-        version = self._onnxruntime.__version__
+        version = import_onnxruntime().__version__
         return f"onnxruntime {version} on CPU, {self.workers} workers x {self.threads} threads"
 
     def close(self) -> None:
@@ -99,26 +102,13 @@ class OnnxBackend:
                 return self._session
             self._lone_runs += 1
             if self._lone_session is None and self._lone_runs > 1:
-                self._lone_session = self._open(usable_cores())
+                self._lone_session = open_session(self._model, usable_cores())
             return self._lone_session or self._session
 
     def _drop_lone_session(self) -> None:
         """Its threads would not survive a fork, and a child that frees it would wait for them forever."""
         with self._lock:
             self._lone_session = None
-
-    def _open(self, threads: int) -> Any:
-        options = self._onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        if self._fused:  # the export did better than onnxruntime's own fusions, which would undo some of it
-            options.graph_optimization_level = self._onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        try:
-            return self._onnxruntime.InferenceSession(str(self._path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # as above
-            version = self._onnxruntime.__version__
-            raise EngineError(f"{self._path}: onnxruntime {version} can't load it: {error}") from error
 
 
 def _before_fork(method: Callable[[], None]) -> None:
@@ -131,14 +121,3 @@ def _before_fork(method: Callable[[], None]) -> None:
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=call)
-
-
-def _import_onnxruntime() -> Any:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise EngineError("onnxruntime is not installed: pip install 'sbert-infer[cpu]'") from error
-    if not hasattr(onnxruntime, "InferenceSession"):  # what uninstalling one of two onnxruntime packages leaves
-        fix = "pip uninstall -y onnxruntime onnxruntime-gpu, then install the one you need"
-        raise EngineError(f"the installed onnxruntime is broken: {fix}")
-    return onnxruntime

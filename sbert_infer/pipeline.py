@@ -28,8 +28,6 @@ Vectors = npt.NDArray[np.float32]
 
 # Texts that are sorted together: enough for little padding, few enough to hold memory flat.
 WINDOW_TEXTS = 4096
-# A batch smaller than this is not worth a hand-over to another worker.
-MIN_BATCH_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -161,7 +159,8 @@ class _Work:
 
     def begin(self, prompt_length: int, max_batch_texts: int | None) -> None:
         """Hand the batches to the workers. A single one runs here and now: a hand-over would only add latency."""
-        self.batches = plan_batches(self.tokenized.lengths, self._budget(), max_batch_texts)
+        edges = self.pipeline.backend.edges
+        self.batches = plan_batches(self.tokenized.lengths, self._budget(), max_batch_texts, edges)
         args = [(self.tokenized, batch, prompt_length, self.vectors) for batch in self.batches]
         if len(args) == 1:
             self.pipeline.run_batch(*args[0], alone=True)
@@ -174,7 +173,7 @@ class _Work:
         if backend.workers == 1:
             return backend.max_batch_tokens
         share = -(-int(self.tokenized.lengths.sum()) // backend.workers)
-        return min(backend.max_batch_tokens, max(share, MIN_BATCH_TOKENS))
+        return min(backend.max_batch_tokens, max(share, backend.min_batch_tokens))
 
     def finish(self, progress: Callable[[int], object]) -> Window:
         done = 0

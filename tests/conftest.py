@@ -10,6 +10,18 @@ from typing import Any
 import pytest
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` are skipped, visibly, where there is none."""
+    from sbert_infer.cuda import driver_problem
+
+    problem = driver_problem()
+    for item in items:
+        if problem and item.get_closest_marker("gpu"):
+            item.add_marker(
+                pytest.mark.skip(reason=f"needs a GPU, but {problem}: run make test-gpu where there is one")
+            )
+
+
 @pytest.fixture(scope="session")
 def minilm_path() -> Path:
     """Folder of the real all-MiniLM-L6-v2."""
@@ -50,10 +62,10 @@ def copy_checkpoint(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Cal
 @pytest.fixture(scope="session")
 def minilm_onnx(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The FP32 artifact of the real all-MiniLM-L6-v2, exported once a session. Shared: change only a copy."""
-    from sbert_infer.export.exporter import ExportOptions, export_onnx
+    from sbert_infer.export.exporter import ExportOptions, export
 
     target = tmp_path_factory.mktemp("minilm") / "minilm.onnx"
-    export_onnx(str(minilm_path), target, ExportOptions())
+    export(str(minilm_path), target, ExportOptions())
     return target
 
 
@@ -62,19 +74,21 @@ def export_checkpoint(
     make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Path]:
     """`export_checkpoint("bert", int8=True, prompts=...)`: the artifact of a `make_checkpoint`, once a session."""
-    from sbert_infer.export.exporter import ExportOptions, export_onnx
+    from sbert_infer.export.exporter import ExportOptions, export
 
     made: dict[str, Path] = {}
 
-    def export(family: str = "bert", *, int8: bool = False, portable: bool = False, **checkpoint_options: Any) -> Path:
+    def export_once(
+        family: str = "bert", *, int8: bool = False, portable: bool = False, **checkpoint_options: Any
+    ) -> Path:
         key = repr((family, int8, portable, sorted(checkpoint_options.items())))
         if key not in made:
             source = make_checkpoint(family, **checkpoint_options)
             target = tmp_path_factory.mktemp(family) / f"{source.name}.onnx"
             # The rounding of a few random weights says nothing of a trained model's.
             options = ExportOptions(int8=int8, portable=portable, min_cosine=0.9 if int8 else None)
-            export_onnx(str(source), target, options)
+            export(str(source), target, options)
             made[key] = target
         return made[key]
 
-    return export
+    return export_once

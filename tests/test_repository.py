@@ -69,7 +69,7 @@ LAYERS = {
         packages=frozenset({RUNTIME}),
         libraries=modules_of("cpu"),
         lazy_packages=frozenset({KERNELS}),
-        lazy_libraries=frozenset({"torch", "tensorrt"}),
+        lazy_libraries=frozenset({"torch", "cuda"}),
     ),
     "export": Layer(EXPORT, frozenset({RUNTIME, EXPORT, KERNELS}), modules_of("export")),
     "kernels": Layer(KERNELS, frozenset({KERNELS}), frozenset({"torch", "triton"})),
@@ -238,13 +238,13 @@ def test_what_dependencies_bring_is_pinned() -> None:
 
 
 def make_targets() -> set[str]:
-    return set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    return set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def make_commands(document: str) -> set[str]:
     """The targets that a document shows as code: `make test`, or at the start of a line."""
     text = (ROOT / document).read_text(encoding="utf-8")
-    return set(re.findall(r"(?:^\$? ?|`)make (?:[A-Z]+=\S+ )?([a-z]+)", text, re.MULTILINE))
+    return set(re.findall(r"(?:^\$? ?|`)make (?:[A-Z]+=\S+ )?([a-z-]+)", text, re.MULTILINE))
 
 
 def test_documented_make_targets_exist() -> None:

@@ -18,6 +18,7 @@ from sbert_infer.bench.results import Results, Row
 from sbert_infer.bench.rivals import EAGER
 from sbert_infer.bench.session import Settings, run_session
 from sbert_infer.bench.subject import BenchError, Subject, open_subject
+from sbert_infer.bench.table import render_table
 
 
 def row_of(results: Results, contestant: str, workload: str = "short") -> Row:
@@ -121,6 +122,28 @@ def wait_for(condition: Callable[[], Any]) -> Any:
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
     return value
+
+
+def test_ctrl_c_keeps_what_was_measured(
+    make_checkpoint: Callable[..., Path], export_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    subject = Subject("tiny", str(make_checkpoint("bert")), (open_artifact(export_checkpoint("bert")),))
+
+    def interrupted_at(when: str) -> Results:
+        def progress(line: str) -> None:
+            if line.startswith(when):
+                raise KeyboardInterrupt
+
+        workloads = {"first": ["a text", "b"], "second": ["c"]}
+        return run_session(subject, workloads, Settings(rounds=4, only=("sbert-infer",)), tmp_path, progress)
+
+    results = interrupted_at("first: round 3 of 4, sbert-infer")
+    assert {row.workload for row in results.rows} == {"first"}
+    assert {len(row.seconds) for row in results.rows} == {2}
+    assert "interrupted" in render_table(results)
+    assert {row.workload for row in interrupted_at("second: warming up").rows} == {"first"}
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_at("first: round 1")
 
 
 def test_the_checkpoint_must_be_the_artifacts_own(

@@ -59,7 +59,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("the work was begun")
 
-    monkeypatch.setattr(exporter, "read_checkpoint", fail)
+    monkeypatch.setattr("sbert_infer.export.source.read_checkpoint", fail)
 
 
 def test_help() -> None:
@@ -70,6 +70,12 @@ def test_help() -> None:
     options = (
         "--output",
         "--int8",
+        "--fp16",
+        "--target",
+        "--lengths",
+        "--max-batch-tokens",
+        "--pooling",
+        "--inspect",
         "--portable",
         "--max-length",
         "--calibration",

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 from sentence_transformers import SentenceTransformer
 
 import sbert_infer
@@ -17,7 +18,7 @@ from sbert_infer import Engine
 from sbert_infer.export.checkpoint import read_checkpoint
 from sbert_infer.export.convert import OPSET, convert
 from sbert_infer.export.fuse import fuse
-from sbert_infer.export.operators import fused_operators
+from sbert_infer.export.operators import _plain_attention, fused_operators, plain_operators
 from sbert_infer.export.reference import load_reference
 from tests.checkpoints import FAMILIES, LAYERS, ODD_TEXTS, TEXTS
 from tests.graphs import Array, assert_close, constants, cosine, nodes, open_session, run, tokens
@@ -208,14 +209,15 @@ def test_shortest_limit(make_checkpoint: MakeCheckpoint) -> None:
 # ------------------------------------------------------------------------------------------------ operators and fusion
 
 
+@pytest.mark.parametrize("operators", [fused_operators, plain_operators])
 @pytest.mark.parametrize("family", ["bert", "mpnet", "albert"])
-def test_the_model_is_left_as_it_was(family: str, make_checkpoint: MakeCheckpoint) -> None:
+def test_the_model_is_left_as_it_was(family: str, operators: Any, make_checkpoint: MakeCheckpoint) -> None:
     reference = load_reference(read_checkpoint(make_checkpoint(family)))
     config: Any = reference.encoder.config
     before, attention = reference.encode(TEXTS), config._attn_implementation
 
     def fail() -> None:
-        with fused_operators(reference.encoder):
+        with operators(reference.encoder):
             patched = [module for module in reference.encoder.modules() if "forward" in vars(module)]
             assert patched or config._attn_implementation != attention
             raise RuntimeError("tracing failed")
@@ -225,6 +227,49 @@ def test_the_model_is_left_as_it_was(family: str, make_checkpoint: MakeCheckpoin
     assert config._attn_implementation == attention
     assert not any("forward" in vars(module) for module in reference.encoder.modules())
     np.testing.assert_array_equal(reference.encode(TEXTS), before)
+
+
+def test_portable_attention_is_two_products_and_a_softmax(export_checkpoint: MakeCheckpoint) -> None:
+    """TensorRT recognises this, and not what `scaled_dot_product_attention` is exported as."""
+    model = onnx.load(export_checkpoint("mpnet", portable=True, **CASES["mpnet"]))
+    made_by = {output: node for node in model.graph.node for output in node.output}
+    softmaxes = nodes(model, "Softmax")
+    assert len(softmaxes) == LAYERS
+    for node in softmaxes:
+        scores = made_by[node.input[0]]
+        assert scores.op_type == "Add"
+        assert "MatMul" in [made_by[name].op_type for name in scores.input]
+        assert [user.op_type for user in model.graph.node if node.output[0] in user.input] == ["MatMul"]
+    assert not nodes(model, "IsNaN", "GatherND")
+    numbers = [array for array in constants(model).values() if array.dtype == np.float32]
+    assert min(float(array.min()) for array in numbers) >= -1e4
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_causal_attention(portable: bool, make_checkpoint: MakeCheckpoint) -> None:
+    reference = load_reference(read_checkpoint(make_checkpoint()))
+    bidirectional = reference.encode(TEXTS)
+    config: Any = reference.encoder.config
+    config.is_decoder, config.use_cache = True, False
+    expected = reference.encode(TEXTS)
+    assert np.abs(expected - bidirectional).max() > 0.01
+    ids, mask = reference.tokenize(TEXTS)
+    model = ir.to_proto(convert(reference, portable=portable))
+    assert_same(run(model, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}), expected)
+
+
+def test_plain_attention_is_that_of_torch() -> None:
+    """Fewer heads for keys and values than for queries, a scale, a bias by position, and a boolean mask."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value, bias = (
+        torch.randn(2, heads, 5, width, generator=generator) for heads, width in ((6, 4), (2, 4), (2, 4), (6, 5))
+    )
+    mask = torch.rand(2, 1, 5, 5, generator=generator) > 0.3
+    out, _ = _plain_attention(torch.nn.Identity(), query, key, value, mask, scaling=0.3, position_bias=bias)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=bias.masked_fill(~mask, -torch.inf), scale=0.3, enable_gqa=True
+    )
+    np.testing.assert_allclose(out, expected.transpose(1, 2), atol=1e-6)
 
 
 def attention_graph(width: int, shape: str) -> onnx.ModelProto:

@@ -15,7 +15,7 @@ from sbert_infer import Engine
 from sbert_infer.export import exporter, int8
 from sbert_infer.export.checkpoint import read_checkpoint
 from sbert_infer.export.convert import convert
-from sbert_infer.export.exporter import ExportOptions, export_onnx
+from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.reference import Reference, load_reference
 from tests.checkpoints import LAYERS, ODD_TEXTS, TEXTS, WIDTH
 from tests.graphs import Array, constants, cosine, nodes, run, tokens
@@ -57,7 +57,7 @@ def minilm_graphs(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporter, "convert", converted)
-        exporter.export_onnx(minilm_path, path, ExportOptions(int8=True, max_length=LIMIT))
+        exporter.export(minilm_path, path, ExportOptions(int8=True, max_length=LIMIT))
     return path, graphs[0]
 
 
@@ -235,7 +235,7 @@ def test_calibration_texts_are_used(
 ) -> None:
     path = tmp_path / "tuned.onnx"
     options = ExportOptions(int8=True, calibration=["Rain fell on the tin roof."], min_cosine=0.5)
-    export_onnx(make_checkpoint(), path, options)
+    export(make_checkpoint(), path, options)
     tuned, default = (
         {name: array for name, array in constants(onnx.load(p)).items() if name.endswith("int8.smooth")}
         for p in (path, export_checkpoint(int8=True))

@@ -17,7 +17,7 @@ from sbert_infer.artifact import open_artifact
 from sbert_infer.errors import ParityError
 from sbert_infer.export import exporter
 from sbert_infer.export.checkpoint import read_checkpoint
-from sbert_infer.export.exporter import ExportOptions, export_onnx
+from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.parity import MIN_COSINE, _cosine, _mixed_batches, _overlap, certify
 from sbert_infer.export.reference import Reference, load_reference
 from tests.checkpoints import ODD_TEXTS, TEXTS
@@ -68,14 +68,14 @@ def test_bad_artifact(
     reference: Reference, traced: Callable[[], ir.Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "model.onnx"
-    export_onnx(reference.checkpoint.source, target, SHORT)
+    export(reference.checkpoint.source, target, SHORT)
     before = target.read_bytes()
     noise = np.random.default_rng(0)
     monkeypatch.setattr(
         exporter, "convert", lambda *_, **__: perturbed(traced(), lambda w: w + noise.random(w.shape, np.float32))
     )
     with pytest.raises(ParityError) as caught:
-        export_onnx(reference.checkpoint.source, target, ExportOptions(max_length=8, force=True))
+        export(reference.checkpoint.source, target, ExportOptions(max_length=8, force=True))
     lines = str(caught.value).splitlines()
     assert "at least 0.9999 is needed" in lines[0]
     assert "nothing was written" in lines[0]
@@ -92,7 +92,7 @@ def test_nan_in_the_graph(
 ) -> None:
     monkeypatch.setattr(exporter, "convert", lambda *_, **__: perturbed(traced(), lambda w: w * np.float32(np.nan)))
     with pytest.raises(ParityError, match="gives NaN or infinity") as caught:
-        export_onnx(reference.checkpoint.source, tmp_path / "model.onnx", SHORT)
+        export(reference.checkpoint.source, tmp_path / "model.onnx", SHORT)
     assert "nothing was written" in str(caught.value)
     assert not list(tmp_path.iterdir())
 

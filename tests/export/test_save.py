@@ -21,7 +21,7 @@ from sbert_infer.artifact import open_artifact
 from sbert_infer.errors import ArtifactError, CorruptError
 from sbert_infer.export import save
 from sbert_infer.export.cli import main
-from sbert_infer.export.exporter import ExportOptions, export_onnx
+from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.files import StagedFile
 from tests.checkpoints import TEXTS
 from tests.graphs import run, tokens
@@ -47,7 +47,7 @@ def old(make_checkpoint: MakeCheckpoint, large: bool, tmp_path: Path) -> Path:
     """An artifact that is about to be replaced, in a folder of its own."""
     path = tmp_path / "out" / "model.onnx"
     path.parent.mkdir()
-    export_onnx(make_checkpoint(), path, SHORT)
+    export(make_checkpoint(), path, SHORT)
     return path
 
 
@@ -60,7 +60,7 @@ def test_weights_beside_the_model(
 ) -> None:
     monkeypatch.setattr(save, "MAX_PROTOBUF_BYTES", 1000)
     path = tmp_path / "model.onnx"
-    manifest = export_onnx(make_checkpoint(), path, SHORT)
+    manifest = export(make_checkpoint(), path, SHORT)
     data = tmp_path / "model.onnx.data"
     assert set(contents(tmp_path)) == {path.name, data.name}
     assert manifest == open_artifact(path).manifest
@@ -81,7 +81,7 @@ def test_tampered_weights_are_noticed(
 ) -> None:
     monkeypatch.setattr(save, "MAX_PROTOBUF_BYTES", 1000)
     path, data = tmp_path / "model.onnx", tmp_path / "model.onnx.data"
-    export_onnx(make_checkpoint(), path, SHORT)
+    export(make_checkpoint(), path, SHORT)
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
@@ -97,7 +97,7 @@ def test_tampered_weights_are_noticed(
 
 def test_replacing_leaves_only_the_new(old: Path, large: bool, make_checkpoint: MakeCheckpoint) -> None:
     before = contents(old.parent)
-    export_onnx(make_checkpoint(), old, AGAIN)
+    export(make_checkpoint(), old, AGAIN)
     after = contents(old.parent)
     assert len(after) == len(before) == 1 + large
     assert set(after) == {"model.onnx", *(["model.onnx.2.data"] if large else [])}
@@ -109,7 +109,7 @@ def test_a_large_one_is_replaced_by_a_small_one(
     old: Path, large: bool, make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(save, "MAX_PROTOBUF_BYTES", 0 if not large else 2**31)
-    export_onnx(make_checkpoint(), old, AGAIN)
+    export(make_checkpoint(), old, AGAIN)
     assert len(contents(old.parent)) == 1 + (not large)
     Engine(old).close()
 
@@ -117,7 +117,7 @@ def test_a_large_one_is_replaced_by_a_small_one(
 def test_a_link_stays_a_link(old: Path, large: bool, make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     link = tmp_path / "link.onnx"
     link.symlink_to(old)
-    export_onnx(make_checkpoint(), link, AGAIN)
+    export(make_checkpoint(), link, AGAIN)
     assert link.is_symlink()
     assert len(contents(old.parent)) == 1 + large
     assert sorted(path.name for path in tmp_path.glob("*.*")) == ["link.onnx"]
@@ -223,7 +223,7 @@ def test_killed(
     moment: str, make_checkpoint: MakeCheckpoint, export_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     target = tmp_path / "model.onnx"
-    export_onnx(make_checkpoint(), target, SHORT)
+    export(make_checkpoint(), target, SHORT)
     before = contents(tmp_path)
     kill_at(moment, export_checkpoint(), make_checkpoint(), target, limit=2**31)
     assert contents(tmp_path) == before
@@ -240,13 +240,13 @@ def test_what_a_killed_export_of_a_large_model_leaves_goes_with_the_next(
 ) -> None:
     monkeypatch.setattr(save, "MAX_PROTOBUF_BYTES", 1000)
     target, data = tmp_path / "model.onnx", tmp_path / "model.onnx.data"
-    export_onnx(make_checkpoint(), target, SHORT)
+    export(make_checkpoint(), target, SHORT)
     before = {path.name: path.read_bytes() for path in (target, data)}
     kill_at(moment, export_checkpoint(), make_checkpoint(), target, limit=1000)
     assert {path.name: path.read_bytes() for path in (target, data)} == before
     Engine(target).close()
     assert len(list(tmp_path.iterdir())) > 2  # a folder beside it, and in the worst moment the new weights
-    export_onnx(make_checkpoint(), target, AGAIN)
+    export(make_checkpoint(), target, AGAIN)
     assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "model.onnx.2.data"}
     Engine(target).close()
 
@@ -256,9 +256,9 @@ def test_an_export_that_still_runs_is_left_alone(
 ) -> None:
     monkeypatch.setattr(save, "MAX_PROTOBUF_BYTES", 1000)
     target = tmp_path / "model.onnx"
-    manifest = export_onnx(make_checkpoint(), target, SHORT)
+    manifest = export(make_checkpoint(), target, SHORT)
     with save.stage(traced(), manifest, "{}", target) as running:
-        export_onnx(make_checkpoint(), target, AGAIN)
+        export(make_checkpoint(), target, AGAIN)
         assert open_artifact(running.path).tokenizer_json == "{}"
     assert len(list(tmp_path.iterdir())) == 2
     Engine(target).close()

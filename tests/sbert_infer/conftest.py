@@ -48,6 +48,16 @@ def small(small_onnx: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
+def small_plan(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of `small` as a plan without engines. Shared: change only a copy."""
+    from sbert_infer.export.exporter import ExportOptions, export
+
+    path = tmp_path_factory.mktemp("plan") / "small.plan"
+    export(make_checkpoint("bert", **PROMPTED), path, ExportOptions(fp16=True, targets=[]))
+    return path
+
+
+@pytest.fixture(scope="session")
 def small_reference(make_checkpoint: Callable[..., Path]) -> Any:
     """The model of `small` in sentence-transformers."""
     return _sentence_transformer(make_checkpoint("bert", **PROMPTED))

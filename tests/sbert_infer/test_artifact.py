@@ -27,7 +27,7 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str
     def blocked() -> None:
         pytest.fail("onnxruntime was reached")
 
-    monkeypatch.setattr("sbert_infer.onnx_backend._import_onnxruntime", blocked)
+    monkeypatch.setattr("sbert_infer.onnx_model.import_onnxruntime", blocked)
 
     def refuse(content: bytes | None, error: type[Exception], path: Path | None = None) -> str:
         path = path or tmp_path / "bad.onnx"

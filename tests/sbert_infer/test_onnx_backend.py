@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from sbert_infer import EngineError
 from sbert_infer.onnx_backend import OnnxBackend
+from sbert_infer.onnx_cuda_backend import OnnxCudaBackend
+from sbert_infer.onnx_model import FileModel, OnnxModel, PlanModel, open_session
+from sbert_infer.plan import MODEL, open_plan
+from tests.graphs import cosine
 
 
 def test_a_batch_that_can_not_run(small_onnx: Path) -> None:
-    backend = OnnxBackend(small_onnx)
+    backend = OnnxBackend(FileModel(small_onnx))
     mask = np.ones((2, 3), np.int64)
     with pytest.raises(EngineError, match=r"batch of \(2, 3\) tokens"):
         backend.run(np.full((2, 3), 10**6), mask)  # no such token
@@ -26,11 +32,11 @@ def test_a_batch_that_can_not_run(small_onnx: Path) -> None:
 def test_a_file_that_onnxruntime_can_not_load(tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"no model")
     with pytest.raises(EngineError, match=r"bad\.onnx: onnxruntime [\d.]+ can't load it"):
-        OnnxBackend(tmp_path / "bad.onnx")
+        OnnxBackend(FileModel(tmp_path / "bad.onnx"))
 
 
 def test_prompt_tokens_are_left_out_of_pooling_only(small_onnx: Path) -> None:
-    backend = OnnxBackend(small_onnx)
+    backend = OnnxBackend(FileModel(small_onnx))
     ids, mask = np.array([[2, 9, 10, 11, 3]]), np.ones((1, 5), np.int64)
     vectors = [backend.run(ids, mask, prompt_length=count) for count in range(4)]
     for index, vector in enumerate(vectors):
@@ -38,3 +44,37 @@ def test_prompt_tokens_are_left_out_of_pooling_only(small_onnx: Path) -> None:
         for other in vectors[:index]:
             assert np.abs(vector - other).max() > 1e-3
     np.testing.assert_array_equal(vectors[0], backend.run(ids, mask))
+
+
+def test_a_gpu_needs_the_other_onnxruntime(small_onnx: Path) -> None:
+    with pytest.raises(
+        EngineError, match=r"no CUDA provider: pip uninstall -y onnxruntime && pip install 'sbert-infer"
+    ):
+        OnnxCudaBackend(FileModel(small_onnx), [0])
+
+
+def test_a_silent_fall_back_to_the_cpu_is_refused(small_onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What onnxruntime-gpu does without a driver: it offers the provider, and gives a session on the CPU."""
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    with pytest.warns(UserWarning, match="CUDAExecutionProvider"), pytest.raises(EngineError, match="can't use cuda:1"):
+        OnnxCudaBackend(FileModel(small_onnx), [1])
+
+
+def test_bound_inputs_and_outputs(small_onnx: Path, small_plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the GPU's backend but the GPU: the same calls, on the CPU's memory."""
+    monkeypatch.setattr("sbert_infer.onnx_cuda_backend._MEMORY", "cpu")
+    monkeypatch.setattr("sbert_infer.onnx_cuda_backend._open", lambda model, gpu: open_session(model, 1))
+    ids, mask = np.array([[2, 9, 10, 11, 3], [2, 9, 3, 0, 0]]), np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    models: list[OnnxModel] = [FileModel(small_onnx), PlanModel(open_plan(small_plan), MODEL)]
+    for model in models:
+        backend, plain = OnnxCudaBackend(model, [0, 0]), OnnxBackend(FileModel(small_onnx))
+        assert (backend.workers, backend.device) == (4, "cuda:0,cuda:0")
+        for prompt_length in (0, 2):
+            with ThreadPoolExecutor(4) as pool:
+                found = list(pool.map(backend.run, *zip(*[(ids, mask, prompt_length)] * 12, strict=True)))
+            for vectors in found:
+                assert cosine(vectors, plain.run(ids, mask, prompt_length)).min() > 0.9999
+        backend.close()
+        backend.close()
+        with pytest.raises(EngineError, match="closed"):
+            backend.run(ids, mask)

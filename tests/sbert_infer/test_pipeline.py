@@ -20,9 +20,12 @@ from tests.checkpoints import TEXTS
 class FakeBackend:
     """Gives each text its number of tokens as a vector of two, or what `fault` makes of it."""
 
+    device = "cpu"
     workers = 2
     threads = 1
     max_batch_tokens = 32
+    min_batch_tokens = 64
+    edges: tuple[int, ...] | None = None
 
     def __init__(self, fault: Callable[[npt.NDArray[np.float32]], Any] = lambda vectors: vectors) -> None:
         self.fault = fault

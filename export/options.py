@@ -1,0 +1,63 @@
+"""How to export, and how progress is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from sbert_infer.errors import ExportError
+
+__all__ = ["ExportOptions", "Step", "default_output", "silent"]
+
+MAX_BATCH_TOKENS = 16384  # of the engines in a plan: enough to fill a large GPU. Not measured on one yet
+
+# Announces a step; the context it gives takes the number of texts done.
+Step = Callable[[str, str, int], AbstractContextManager[Callable[[int], object]]]
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """How to export. The defaults give an FP32 graph fused for onnxruntime."""
+
+    int8: bool = False
+    fp16: bool = False  # a plan, for GPUs
+    portable: bool = False  # standard operators only
+    max_length: int | None = None  # tokens; the checkpoint's own limit by default
+    calibration: Sequence[str] = ()  # texts like those to be encoded, for int8 and fp16
+    lengths: Sequence[int] = ()  # tokens of the texts to be encoded, for the length buckets of a plan
+    targets: Sequence[str] | None = None  # GPUs to build engines for; this machine's, if it has one, by default
+    max_batch_tokens: int = MAX_BATCH_TOKENS  # that an engine of a plan takes at once
+    pooling: str = "graph"  # or "kernel": a plan's vectors are pooled by the Triton kernel
+    min_cosine: float | None = None  # the parity threshold; by precision if not given
+    force: bool = False  # replace an existing file
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.int8 and self.portable:
+            raise ExportError("--int8 needs operators of onnxruntime: it can't be --portable")
+        if self.fp16 and (self.int8 or self.portable):
+            raise ExportError("--fp16 writes a plan: it can't be combined with --int8 or --portable")
+        if not self.fp16 and (self.lengths or self.targets is not None or self.pooling != "graph"):
+            raise ExportError("--lengths, --target and --pooling are for --fp16")
+        if self.pooling not in ("graph", "kernel"):
+            raise ExportError(f"the pooling of a plan must be 'graph' or 'kernel', got {self.pooling!r}")
+        if self.min_cosine is not None and not 0 < self.min_cosine <= 1:
+            raise ExportError(f"the lowest cosine accepted must be above 0 and at most 1, got {self.min_cosine}")
+
+    @property
+    def precision(self) -> str:
+        """The precision's name in the manifest."""
+        return "fp16" if self.fp16 else "int8" if self.int8 else "fp32"
+
+
+def default_output(source: str, options: ExportOptions) -> Path:
+    """`some/model/` -> `model.onnx`, `model.int8.onnx` or `model.plan`, in the current folder."""
+    name = Path(source).resolve().name if Path(source).is_dir() else source.rstrip("/").rpartition("/")[2]
+    return Path(name + {"fp32": ".onnx", "int8": ".int8.onnx", "fp16": ".plan"}[options.precision])
+
+
+def silent(name: str, detail: str, total: int) -> AbstractContextManager[Callable[[int], object]]:
+    """A step that is not told."""
+    return nullcontext(lambda count: None)

@@ -1,0 +1,150 @@
+"""From a checkpoint to a plan: as `exporter.py`, in FP16, and with engines built for GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from sbert_infer import cuda
+from sbert_infer.artifact import Manifest
+from sbert_infer.engine import Engine
+from sbert_infer.engine_cache import build
+from sbert_infer.errors import ExportError
+from sbert_infer.export.candidate import EngineCandidate, GraphCandidate
+from sbert_infer.export.convert import convert
+from sbert_infer.export.fuse import count_fused
+from sbert_infer.export.half import to_half
+from sbert_infer.export.modules import NormalizeSpec, PoolingSpec
+from sbert_infer.export.options import ExportOptions, Step
+from sbert_infer.export.overflow import refuse_overflow
+from sbert_infer.export.parity import MIN_COSINE, Expected, compare, expect
+from sbert_infer.export.save import MAX_PROTOBUF_BYTES, check_free
+from sbert_infer.export.source import Loaded, load
+from sbert_infer.export.twin import cpu_twin
+from sbert_infer.files import staged
+from sbert_infer.plan import EngineFile, write_plan
+from sbert_infer.profiles import Profile, make_profiles
+from sbert_infer.tensorrt_api import TensorRT, installed
+from sbert_infer.tensorrt_api import load as load_tensorrt
+from sbert_infer.tensorrt_build import targets
+from sbert_infer.tokenizer import Tokenizer
+
+__all__ = ["export_plan"]
+
+_SOME = 512  # of the user's texts are tried for overflow, besides the probe texts
+
+
+@dataclass(frozen=True)
+class _Graphs:
+    model: bytes
+    cpu: bytes
+    fusion: dict[str, int]
+
+
+def export_plan(source: str | Path, target: Path, options: ExportOptions, step: Step) -> Manifest:
+    """Export the checkpoint `source` to the plan `target`, and return its manifest."""
+    builds = _choose_builds(options.targets)  # first: a wrong target should not cost minutes
+    loaded = load(source, options, step)
+    if options.pooling == "kernel":
+        _check_kernel_pooling(loaded)
+    expected = _check_range(loaded, options, step)
+    with step("convert", "fp16 in standard operators, and a twin fused for CPUs", 0):
+        graphs = _convert(loaded, options)
+        profiles = make_profiles(_lengths(loaded, options), loaded.draft.max_length, options.max_batch_tokens)
+    threshold = options.min_cosine or MIN_COSINE["fp16"]
+    with step("verify", f"{len(loaded.texts)} texts against eager PyTorch", 2 * len(loaded.texts)) as progress:
+        certificate = compare(GraphCandidate(graphs.model, loaded.reference), expected, threshold, progress)
+    manifest = replace(loaded.draft, fusion=graphs.fusion, parity=certificate.to_dict())
+    engines = {}
+    for trt, name in builds:
+        kind = EngineFile(trt.name, trt.version, name)
+        with step("build", f"{trt.name} {trt.version} for {name}, {len(profiles)} profiles", 0) as progress:
+            engines[kind] = _build(trt, name, graphs.model, profiles, progress)
+    with staged(target) as file, step("save", str(target), 2 * len(loaded.texts)) as progress:
+        with file.path.open("r+b") as handle:
+            write_plan(
+                handle,
+                manifest,
+                loaded.tokenizer_json,
+                model=graphs.model,
+                cpu_graph=graphs.cpu,
+                engines=engines,
+                profiles=profiles,
+                pooling=options.pooling,
+            )
+        _verify_on_cpu(file.path, expected, threshold, progress)
+        check_free(target, options.force)  # again: this took a while
+        file.commit()
+    return manifest
+
+
+def _check_range(loaded: Loaded, options: ExportOptions, step: Step) -> Expected:
+    """Refuse a model whose numbers FP16 can't hold. The reference's vectors are a by-product."""
+    with step("range", "of weights and activations, for FP16", 0), refuse_overflow(loaded.reference):
+        loaded.reference.encode(options.calibration[:: max(1, len(options.calibration) // _SOME)])
+        return expect(loaded.reference, loaded.texts)
+
+
+def _convert(loaded: Loaded, options: ExportOptions) -> _Graphs:
+    reference = loaded.reference
+    half = to_half(reference, token_output=options.pooling == "kernel")
+    weights = sum(value.const_value.nbytes for value in half.graph.initializers.values() if value.const_value)
+    if weights > MAX_PROTOBUF_BYTES:
+        size = f"{weights / 1e9:.1f} GB of FP16 weights"
+        raise ExportError(f"{loaded.draft.name} has {size}, a plan holds up to 2 GB: export it without --fp16")
+    model = ir.to_proto(half).SerializeToString()
+    fused = convert(reference)
+    fusion = asdict(count_fused(fused, reference.layers, reference.gelu_layers))
+    return _Graphs(model, cpu_twin(fused, model).model, fusion)
+
+
+def _lengths(loaded: Loaded, options: ExportOptions) -> npt.NDArray[np.int64] | None:
+    """Tokens of the user's texts, if any are known."""
+    if options.lengths:
+        return np.array(options.lengths, np.int64)
+    if not options.calibration:
+        return None
+    draft = loaded.draft
+    return Tokenizer(loaded.tokenizer_json, draft.max_length, draft.truncation_side)(options.calibration).lengths
+
+
+def _check_kernel_pooling(loaded: Loaded) -> None:
+    checkpoint = loaded.reference.checkpoint
+    odd = [type(spec).__name__ for spec in checkpoint.modules if not isinstance(spec, PoolingSpec | NormalizeSpec)]
+    if checkpoint.pooling.modes != ("mean",) or not checkpoint.pooling.include_prompt or odd:
+        has = ", ".join(["+".join(checkpoint.pooling.modes) + " pooling", *odd])
+        raise ExportError(f"--pooling kernel takes the mean and normalises, but {checkpoint.name} has {has}")
+
+
+def _choose_builds(wanted: object) -> list[tuple[TensorRT, str]]:
+    """Which TensorRT builds for which GPU. Those that are not here need TensorRT-RTX."""
+    if wanted is None:
+        here = installed() if cuda.driver_problem() is None else []
+        return [(trt, cuda.compute_capability(0)) for trt in here[:1]]
+    names = list(dict.fromkeys(str(name) for name in wanted)) if isinstance(wanted, list | tuple) else []
+    if not names:
+        return []
+    trt = load_tensorrt("tensorrt_rtx")
+    if unknown := [name for name in names if name not in targets(trt)]:
+        known = ", ".join(targets(trt))
+        raise ExportError(f"{trt.name} {trt.version} can't build for {', '.join(unknown)}; it can for {known}")
+    return [(trt, name) for name in names]
+
+
+def _build(
+    trt: TensorRT, name: str, model: bytes, profiles: tuple[Profile, ...], progress: Callable[[int], object]
+) -> bytes:
+    gpu = name if trt.any_target else f"{cuda.device_name(0)} {name}"
+    options = {"target": name if trt.any_target else None, "progress": lambda phase, done, steps: progress(1)}
+    return build(trt, model, profiles, gpu, **options)
+
+
+def _verify_on_cpu(path: Path, expected: Expected, threshold: float, progress: Callable[[int], object]) -> None:
+    """The file as a machine without a GPU opens it."""
+    with Engine(path, device="cpu", on_truncate="ignore", workers=1) as engine:
+        compare(EngineCandidate(engine), expected, threshold, progress)

@@ -1,0 +1,94 @@
+"""A checkpoint, loaded and validated: where every export begins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import tokenizers
+import torch
+import transformers
+
+import sbert_infer
+from sbert_infer.artifact import Manifest
+from sbert_infer.export.checkpoint import Checkpoint, read_checkpoint, weights_sha256
+from sbert_infer.export.modules import NormalizeSpec
+from sbert_infer.export.options import ExportOptions, Step
+from sbert_infer.export.probe import probe_texts
+from sbert_infer.export.reference import Reference, load_reference
+
+__all__ = ["Loaded", "load"]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What there is before the conversion."""
+
+    reference: Reference
+    tokenizer_json: str
+    texts: list[str]  # to verify with
+    draft: Manifest  # all of it but the parity certificate and the count of fused nodes
+
+
+def load(source: str | Path, options: ExportOptions, step: Step) -> Loaded:
+    """Read the checkpoint `source` and make its reference."""
+    with step("load", str(source), 0):
+        checkpoint = read_checkpoint(source, max_length=options.max_length, trust_remote_code=options.trust_remote_code)
+        reference = load_reference(checkpoint)
+    with step("validate", describe(checkpoint), 0):
+        tokenizer_json = _tokenizer_json(reference)
+        texts = probe_texts(_token_counter(tokenizer_json), checkpoint.max_length)
+        return Loaded(reference, tokenizer_json, texts, _draft_manifest(reference, options))
+
+
+def describe(checkpoint: Checkpoint) -> str:
+    """One line for people."""
+    pooling = "+".join(checkpoint.pooling.modes)
+    return f"{checkpoint.model_type}, {pooling} pooling, {checkpoint.dim} dimensions, {checkpoint.max_length} tokens"
+
+
+def _draft_manifest(reference: Reference, options: ExportOptions) -> Manifest:
+    """All of the manifest but the parity certificate and the count of fused nodes."""
+    checkpoint, tokenizer = reference.checkpoint, reference.tokenizer
+    return Manifest(
+        name=checkpoint.name,
+        architecture=checkpoint.model_type,
+        precision=options.precision,
+        dim=checkpoint.dim,
+        max_length=checkpoint.max_length,
+        pooling=checkpoint.pooling.modes,
+        include_prompt=checkpoint.pooling.include_prompt,
+        normalized=isinstance(checkpoint.modules[-1], NormalizeSpec),
+        prompts=checkpoint.prompts,
+        default_prompt_name=checkpoint.default_prompt_name,
+        similarity=checkpoint.similarity,
+        truncate_dim=checkpoint.truncate_dim,
+        pad_id=tokenizer.pad_token_id,
+        padding_side=tokenizer.padding_side,
+        truncation_side=tokenizer.truncation_side,
+        weights_sha256=weights_sha256(checkpoint),
+        parity={},
+        fusion={},
+        versions=_versions(),
+    )
+
+
+def _versions() -> dict[str, str]:
+    modules: list[Any] = [sbert_infer, torch, transformers, tokenizers, onnxruntime]
+    return {module.__name__: module.__version__ for module in modules}
+
+
+def _tokenizer_json(reference: Reference) -> str:
+    """The tokenizer without the truncation and padding that a file may bake in: the manifest has the true ones."""
+    content = json.loads(reference.tokenizer.backend_tokenizer.to_str())
+    content["truncation"] = content["padding"] = None
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _token_counter(tokenizer_json: str) -> Callable[[Sequence[str]], list[int]]:
+    tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+    return lambda texts: [len(encoding) for encoding in tokenizer.encode_batch_fast(texts)]

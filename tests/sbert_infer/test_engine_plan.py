@@ -1,0 +1,118 @@
+"""A plan on a machine without a GPU: the right vectors from the CPU, and a word about it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from sbert_infer import Engine, EngineError, SbertInferWarning, cuda
+from sbert_infer.onnx_model import PlanModel, open_session
+from sbert_infer.plan import CPU_GRAPH, MODEL, open_plan
+from tests.checkpoints import ODD_TEXTS, TEXTS
+from tests.graphs import cosine, tokens
+
+ALL_TEXTS = [*TEXTS, *ODD_TEXTS]
+
+pytestmark = pytest.mark.skipif(cuda.driver_problem() is None, reason="this machine has a GPU")
+
+
+def test_vectors(small_plan: Path, small_reference: Any) -> None:
+    with Engine(small_plan, device="cpu", on_truncate="ignore") as engine:
+        for prompt in ("", *engine.prompts.values()):
+            expected = small_reference.encode(ALL_TEXTS, prompt=prompt)
+            vectors = engine.encode(ALL_TEXTS, prompt=prompt)
+            assert vectors.dtype == np.float32
+            assert cosine(vectors, expected).min() >= 0.9999
+            assert np.abs(vectors - expected).max() > 0, "or the weights were not rounded to FP16"
+            alone = np.stack([engine.encode(text, prompt=prompt) for text in ALL_TEXTS])
+            np.testing.assert_allclose(alone, vectors, rtol=0, atol=2e-5)
+
+
+def test_one_warning(small_plan: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with Engine(small_plan) as engine:
+            engine.encode(TEXTS)
+            engine.encode("again")
+    assert [warning.category for warning in caught] == [SbertInferWarning]
+    assert caught[0].filename == __file__  # blames the line that opened it
+    message = str(caught[0].message)
+    assert str(small_plan) in message
+    assert str(cuda.driver_problem()) in message
+
+
+def test_no_word_where_the_cpu_was_asked_for(small_plan: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with Engine(small_plan, device="cpu") as engine:
+            assert engine.device == engine.info["device"] == "cpu"
+            assert engine.info["precision"] == "fp16"
+            assert engine.encode("a", device="cpu").shape == (24,)
+            with pytest.raises(ValueError, match="runs on 'cpu'"):
+                engine.encode("a", device="cuda")
+
+
+@pytest.mark.parametrize(
+    "options", [{"strict": True}, {"device": "cuda"}, {"device": "cuda:1"}, {"device": ["cuda:0"]}]
+)
+def test_no_cpu_where_it_was_ruled_out(options: dict[str, Any], small_plan: Path) -> None:
+    with pytest.raises(EngineError, match=r"small\.plan.*driver"):
+        Engine(small_plan, **options)
+
+
+def test_an_onnx_model_is_refused_on_a_gpu_that_is_not_there(small_onnx: Path) -> None:
+    with pytest.raises(EngineError, match=r"\.onnx: can't run on cuda: .*driver"):
+        Engine(small_onnx, device="cuda")
+    with pytest.raises(ValueError, match="device must be"):
+        Engine(small_onnx, device="gpu0")
+
+
+def test_the_graph_for_gpus_gives_the_same_vectors(small_plan: Path, small_reference: Any) -> None:
+    """What TensorRT and onnxruntime on a GPU get, run on the CPU."""
+    session = open_session(PlanModel(open_plan(small_plan), MODEL), 1)
+    inputs = tokens(small_plan, TEXTS)
+    assert {value.name for value in session.get_inputs()} == {*inputs, "prompt_length"}  # required: no default
+    vectors = session.run(["sentence_embedding"], {**inputs, "prompt_length": np.array(0)})[0]
+    expected = small_reference.encode(TEXTS, prompt="", truncate_dim=vectors.shape[1])
+    assert cosine(vectors, expected).min() >= 0.9995
+
+
+def test_weights_are_stored_once(small_plan: Path) -> None:
+    plan = open_plan(small_plan)
+    session = open_session(PlanModel(plan, CPU_GRAPH), 1)
+    assert session.get_outputs()[0].type == "tensor(float)"
+    matrices = sum(parameter[0] for name, parameter in plan.members.items() if name == MODEL)
+    assert plan.members[CPU_GRAPH][0] < matrices
+
+
+def test_an_older_onnxruntime_reads_the_weights_from_files(small_plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(small_plan, device="cpu") as engine:
+        expected = engine.encode(TEXTS)
+    real = onnxruntime.SessionOptions
+
+    class Older:
+        """The options without what came in 1.24."""
+
+        def __init__(self) -> None:
+            object.__setattr__(self, "inner", real())
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "add_external_initializers_from_files_in_memory":
+                raise AttributeError(name)
+            return getattr(self.inner, name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            setattr(self.inner, name, value)
+
+    session = onnxruntime.InferenceSession
+    monkeypatch.setattr(onnxruntime, "SessionOptions", Older)
+    monkeypatch.setattr(
+        onnxruntime, "InferenceSession", lambda path, options, **more: session(path, options.inner, **more)
+    )
+    with Engine(small_plan, device="cpu") as engine:
+        np.testing.assert_array_equal(engine.encode(TEXTS), expected)
