@@ -6,6 +6,7 @@ TensorRT itself builds for the GPU at hand; TensorRT-RTX for any GPU it knows, o
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -91,6 +92,8 @@ def _in_thread(work: Callable[[], BuiltEngine], stop: threading.Event) -> BuiltE
         try:
             future.set_result(work())
         except BaseException as error:
+            # Frees TensorRT's objects here and in order; with the traceback they would wait for the garbage collector.
+            traceback.clear_frames(error.__traceback__)
             future.set_exception(error)
 
     thread = threading.Thread(target=run, name="sbert-infer-build")

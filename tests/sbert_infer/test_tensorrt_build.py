@@ -44,6 +44,10 @@ def parsed(rtx: TensorRT, model: bytes) -> Any:
     return SimpleNamespace(network=network, builder=builder, log=log)
 
 
+# TensorRT's own objects are not kept: they must be freed when a build is over, not by the garbage collector.
+KEPT = (int, str, bytes, tuple, tensorrt_rtx.ComputeCapability, tensorrt_rtx.BuilderFlag)
+
+
 class Recorder:
     """Stands before a real TensorRT object and keeps what is called and set on it, with real results."""
 
@@ -57,8 +61,8 @@ class Recorder:
             return real
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._calls.append((name, *args))
             plain = [arg._real if isinstance(arg, Recorder) else arg for arg in args]
+            self._calls.append((name, *(arg for arg in plain if type(arg) in KEPT)))
             result = real(*plain, **kwargs)
             wraps = ("create_builder_config", "create_optimization_profile")
             return Recorder(result, self._calls) if name in wraps else result
@@ -66,7 +70,7 @@ class Recorder:
         return call
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._calls.append((name, value))
+        self._calls.append((name,))
         setattr(self._real, name, value)
 
 
