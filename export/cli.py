@@ -222,7 +222,7 @@ def _engines(path: Path) -> list[str]:
     plan = open_artifact(path)
     if not isinstance(plan, Plan):
         return []
-    names = ", ".join(f"{engine.runtime} {engine.version} for {engine.target}" for engine in plan.engines)
+    names = ", ".join(engine.describe() for engine in plan.engines)
     missing = "none inside: one is built at first use on a machine with a GPU and TensorRT; or see --target"
     return [f"  engines  {names or missing}"]
 

@@ -54,7 +54,7 @@ def _plan(plan: Plan) -> Iterator[tuple[str, str]]:
     for profile in plan.profiles:
         yield "profile", f"{profile.length} tokens, up to {profile.max_batch} texts, tuned for {profile.best_batch}"
     for engine in plan.engines:
-        yield "engine", f"{engine.runtime} {engine.version} for {engine.target}"
+        yield "engine", engine.describe()
     if not plan.engines:
         yield "engine", "none inside: one is built at first use on a machine with a GPU and TensorRT"
     for name, (size, digest) in plan.members.items():

@@ -62,7 +62,7 @@ def export_plan(source: str | Path, target: Path, options: ExportOptions, step: 
     manifest = replace(loaded.draft, fusion=graphs.fusion, parity=certificate.to_dict())
     engines = {}
     for trt, name in builds:
-        kind = EngineFile(trt.name, trt.version, name)
+        kind = EngineFile(trt.name, trt.version, name, gpu="" if trt.any_target else cuda.device_name(0))
         with step("build", f"{trt.name} {trt.version} for {name}, {len(profiles)} profiles", 0) as progress:
             engines[kind] = _build(trt, name, graphs.model, profiles, progress)
     with staged(target) as file, step("save", str(target), 2 * len(loaded.texts)) as progress:
@@ -124,8 +124,10 @@ def _check_kernel_pooling(loaded: Loaded) -> None:
 def _choose_builds(wanted: object) -> list[tuple[TensorRT, str]]:
     """Which TensorRT builds for which GPU. Those that are not here need TensorRT-RTX."""
     if wanted is None:
-        here = installed() if cuda.driver_problem() is None else []
-        return [(trt, cuda.compute_capability(0)) for trt in here[:1]]
+        if cuda.driver_problem() is not None:
+            return []
+        name = cuda.compute_capability(0)
+        return [(trt, name) for trt in installed() if not trt.any_target or name in targets(trt)][:1]
     names = list(dict.fromkeys(str(name) for name in wanted)) if isinstance(wanted, list | tuple) else []
     if not names:
         return []

@@ -4,18 +4,24 @@
 >>> Engine("model.onnx").encode(["a text", "another"])  # doctest: +SKIP
 """
 
+from .async_engine import AsyncEngine, AsyncStats
 from .engine import Engine
 from .errors import (
     ArtifactError,
     CheckpointError,
     CorruptError,
+    DeadlineError,
     EngineError,
     ExportError,
+    OverloadedError,
     ParityError,
+    RetryableError,
     SbertInferError,
     SbertInferWarning,
+    TextError,
     TruncationError,
     VersionError,
+    WorkerError,
 )
 from .pipeline import EncodeStats
 
@@ -23,16 +29,23 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ArtifactError",
+    "AsyncEngine",
+    "AsyncStats",
     "CheckpointError",
     "CorruptError",
+    "DeadlineError",
     "EncodeStats",
     "Engine",
     "EngineError",
     "ExportError",
+    "OverloadedError",
     "ParityError",
+    "RetryableError",
     "SbertInferError",
     "SbertInferWarning",
+    "TextError",
     "TruncationError",
     "VersionError",
+    "WorkerError",
     "__version__",
 ]

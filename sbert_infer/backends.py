@@ -12,7 +12,7 @@ Building, and each step from there on, is a warning that says why, or an error i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +20,23 @@ from . import cuda
 from .artifact import Artifact
 from .backend import Backend
 from .devices import Device, gpu_indices
-from .engine_cache import build, cached, engine_key, is_cached
+from .engine_cache import build, cached, engine_key, forget, kept
 from .errors import EngineError, warn
+from .kernel_pooler import KernelPooler
 from .onnx_backend import OnnxBackend
 from .onnx_cuda_backend import OnnxCudaBackend
 from .onnx_model import FileModel, PlanModel
-from .plan import CPU_GRAPH, MODEL, Plan
+from .plan import CPU_GRAPH, MODEL, EngineFile, Plan
+from .profiles import most_tokens
+from .tensorrt_api import TensorRT, installed
+from .tensorrt_backend import TensorRTBackend
+from .tensorrt_build import BUILD_VERSION
+from .tensorrt_engine import LoadError
 
 __all__ = ["BackendOptions", "open_backend"]
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,8 @@ def open_backend(artifact: Artifact, options: BackendOptions) -> Backend:
     gpus = gpu_indices("cpu" if options.device is None else options.device)
     if not gpus:
         return _onnxruntime_cpu(model, options)
+    if artifact.manifest.precision == "int8":  # onnxruntime would run its products on the CPU, without a word
+        raise EngineError(f"{artifact.path}: 8-bit is for CPUs; for a GPU export it with --fp16")
     if problem := cuda.driver_problem():
         raise EngineError(f"{artifact.path}: can't run on {options.device}: {problem}")
     return _onnxruntime_cuda(model, gpus, options)
@@ -76,48 +87,59 @@ def _on_gpu(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tuple
     """The best backend on these GPUs, if any, and why it is not an engine from inside the plan or the cache."""
     if problem := cuda.driver_problem():
         return None, problem
-    try:
-        return _engine_inside(plan, gpus, options), ""
-    except EngineError as error:
-        reasons = {str(error): None}  # in order, each once
-    try:
-        backend, built = _engine_built(plan, gpus, options)
-        return backend, "; ".join([*reasons, "one was built and kept for the next time"]) if built else ""
-    except EngineError as error:
-        reasons[str(error)] = None
-    try:
-        return _onnxruntime_cuda(PlanModel(plan, MODEL), gpus, options), "; ".join(reasons)
-    except EngineError as error:
-        return None, "; ".join([*reasons, str(error)])
-
-
-def _engine_inside(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> Backend:
-    target = _common_target(gpus)
-    for trt in _installed():
-        for engine in plan.engines:
-            if (engine.runtime, engine.version, engine.target) == (trt.name, trt.version, target):
-                return _tensorrt(trt, plan.read(engine.name), plan, gpus, options)
-    there = ", ".join(f"{engine.runtime} {engine.version} {engine.target}" for engine in plan.engines) or "none"
-    here = " or ".join(f"{trt.name} {trt.version}" for trt in _installed())
-    raise EngineError(f"it holds no engine for {here} on {target} (it holds {there})")
-
-
-def _engine_built(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tuple[Backend, bool]:
-    """An engine of the first TensorRT that is installed, and whether it was built now or taken from the cache."""
-    trt, target = _installed()[0], _common_target(gpus)
-    gpu = f"{cuda.device_name(gpus[0])} {target}"
-    key = engine_key(plan.members[MODEL][1], trt.name, trt.version, gpu, plan.profiles)
-    kept = is_cached(key)
-    if not kept and options.strict:
-        raise EngineError(f"one would have to be built for {trt.name} {trt.version} on {target}")
-    engine = cached(key, lambda: build(trt, plan.read(MODEL), plan.profiles, gpu, device=gpus[0]))
-    return _tensorrt(trt, engine, plan, gpus, options), not kept
-
-
-def _tensorrt(trt: Any, engine: bytes, plan: Plan, gpus: Sequence[int], options: BackendOptions) -> Backend:
-    from .tensorrt_backend import TensorRTBackend
-
     _refuse_cpu_options(options)
+    limit = most_tokens(plan.profiles)
+    if options.max_batch_tokens is not None and options.max_batch_tokens > limit:
+        raise ValueError(f"max_batch_tokens is at most {limit}, which the engines are built for")
+    try:
+        return _tensorrt(plan, gpus, options)
+    except EngineError as error:
+        why = str(error)
+    try:
+        return _onnxruntime_cuda(PlanModel(plan, MODEL), gpus, options), why
+    except EngineError as error:
+        return None, f"{why}; {error}"
+
+
+def _tensorrt(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tuple[Backend, str]:
+    """TensorRT, and why its engine is neither from inside the plan nor from the cache."""
+    available = _installed()
+    cuda.require_bindings()
+    target, model = _kind(gpus)
+    pooler = _pooler(plan)
+
+    def load(trt: TensorRT, engine: bytes) -> Backend:
+        return _load(trt, engine, plan, gpus, options, pooler)
+
+    here = " or ".join(f"{trt.name} {trt.version}" for trt in available)
+    there = ", ".join(engine.describe() for engine in plan.engines) or "none"
+    why = f"it holds no engine for {here} on {model or target} (it holds {there})"
+    for trt in available:
+        for engine in plan.engines:
+            wanted = EngineFile(trt.name, trt.version, target, "" if trt.any_target else model)
+            if engine == wanted:
+                try:
+                    return load(trt, plan.read(engine.name)), ""
+                except LoadError as error:
+                    why = str(error)
+    trt = available[0]
+    key = engine_key(BUILD_VERSION, plan.members[MODEL][1], trt.name, trt.version, target, model, plan.profiles)
+    if (engine_bytes := kept(key)) is not None:
+        try:
+            return load(trt, engine_bytes), ""
+        except LoadError as error:
+            forget(key)
+            why = str(error)
+    if options.strict:
+        raise EngineError(f"{why}; one would have to be built")
+    logger.info("building an engine for %s, which may take minutes", model or target)
+    built = cached(key, lambda: build(trt, plan.read(MODEL), plan.profiles, f"{target} {model}", device=gpus[0]))
+    return load(trt, built), f"{why}; one was built and kept for the next time"
+
+
+def _load(
+    trt: TensorRT, engine: bytes, plan: Plan, gpus: tuple[int, ...], options: BackendOptions, pooler: Any
+) -> Backend:
     backend = TensorRTBackend(
         trt,
         engine,
@@ -126,22 +148,14 @@ def _tensorrt(trt: Any, engine: bytes, plan: Plan, gpus: Sequence[int], options:
         dim=plan.manifest.dim,
         prompt_length=not plan.manifest.include_prompt,
         cuda_graphs=options.cuda_graphs,
-        pooler=_pooler(plan),
+        pooler=pooler,
     )
-    limit = backend.max_batch_tokens
-    if options.max_batch_tokens is not None and options.max_batch_tokens > limit:
-        backend.close()
-        raise ValueError(f"max_batch_tokens is at most {limit}, which the engine was built for")
-    backend.max_batch_tokens = options.max_batch_tokens or limit
+    backend.max_batch_tokens = options.max_batch_tokens or backend.max_batch_tokens
     return backend
 
 
-def _pooler(plan: Plan) -> Any:
-    if plan.pooling == "graph":
-        return None
-    from .kernel_pooler import KernelPooler
-
-    return KernelPooler(normalize=plan.manifest.normalized)
+def _pooler(plan: Plan) -> KernelPooler | None:
+    return None if plan.pooling == "graph" else KernelPooler(normalize=plan.manifest.normalized)
 
 
 def _onnxruntime_cuda(model: FileModel | PlanModel, gpus: tuple[int, ...], options: BackendOptions) -> Backend:
@@ -157,20 +171,21 @@ def _onnxruntime_cpu(model: FileModel | PlanModel, options: BackendOptions) -> B
     )
 
 
-def _installed() -> list[Any]:
-    from .tensorrt_api import installed
-
+def _installed() -> list[TensorRT]:
     if found := installed():
         return found
     raise EngineError("TensorRT is not installed (pip install 'sbert-infer[tensorrt]')")
 
 
-def _common_target(gpus: tuple[int, ...]) -> str:
-    targets = {gpu: cuda.compute_capability(gpu) for gpu in gpus}
-    if len(set(targets.values())) > 1:
-        kinds = ", ".join(f"cuda:{gpu} is {target}" for gpu, target in targets.items())
-        raise EngineError(f"the GPUs differ ({kinds}): open an Engine for each kind")
-    return targets[gpus[0]]
+def _kind(gpus: tuple[int, ...]) -> tuple[str, str]:
+    """The compute capability of these GPUs and their model, both the same for all."""
+    if missing := [gpu for gpu in gpus if gpu >= cuda.device_count()]:
+        raise EngineError(f"there is no cuda:{missing[0]}: this machine has {cuda.device_count()} GPUs")
+    kinds = {gpu: (cuda.compute_capability(gpu), cuda.device_name(gpu)) for gpu in gpus}
+    if len(set(kinds.values())) > 1:
+        there = ", ".join(f"cuda:{gpu} is {model} ({target})" for gpu, (target, model) in kinds.items())
+        raise EngineError(f"the GPUs differ ({there}): open an Engine for each kind")
+    return kinds[gpus[0]]
 
 
 def _refuse_cpu_options(options: BackendOptions) -> None:

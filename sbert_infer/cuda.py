@@ -30,6 +30,7 @@ __all__ = [
     "device_count",
     "device_name",
     "driver_problem",
+    "require_bindings",
     "set_device",
 ]
 
@@ -110,6 +111,11 @@ def _runtime() -> Any:
         return importlib.import_module("cuda.bindings.runtime")
     except ImportError as error:
         raise EngineError("cuda-bindings is not installed: pip install cuda-bindings") from error
+
+
+def require_bindings() -> None:
+    """Raise an error that says what to install, if it is not there."""
+    _runtime()
 
 
 def _call(name: str, *args: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .artifact import Artifact, Manifest, open_artifact
+from .backend import Backend
 from .backends import BackendOptions, open_backend
 from .devices import Device
 from .errors import ArtifactError, EngineError, warn
@@ -75,10 +76,10 @@ class Engine:
         self.model_card_data = EvaluationMetrics()
         self._similarity_fn_name = manifest.similarity
         self._artifact: Artifact = artifact
-        options = BackendOptions(device, strict, workers, threads, max_batch_tokens)
+        self._options = BackendOptions(device, strict, workers, threads, max_batch_tokens)
         self._pipeline: Pipeline | None = Pipeline(
             _load_tokenizer(artifact, manifest.max_length),
-            open_backend(artifact, options),
+            open_backend(artifact, self._options),
             dim=manifest.dim,
             pad_id=manifest.pad_id,
             padding_side=manifest.padding_side,
@@ -272,6 +273,18 @@ class Engine:
             self.truncate_dim = before
 
     truncate_sentence_embeddings = truncate_embeddings
+
+    def replace_backend(self) -> Backend:
+        """Open the model once more, let later calls use that, and return what they would have used, still open.
+
+        For a backend that hangs or is broken: calls that are inside it stay there.
+        """
+        pipeline = self._open()
+        artifact = open_artifact(self._artifact.path)
+        if artifact.manifest != self.manifest:
+            raise EngineError(f"{artifact.path} is another model than the one that was opened: open a new Engine")
+        before, pipeline.backend = pipeline.backend, open_backend(artifact, self._options)
+        return before
 
     def close(self) -> None:
         """Stop the workers and free the model. A second call does nothing."""

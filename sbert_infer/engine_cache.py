@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from .profiles import Profile
 from .tensorrt_api import TensorRT
 from .tensorrt_build import build_engine
 
-__all__ = ["CACHE_VARIABLE", "build", "cache_folder", "cached", "engine_key", "is_cached"]
+__all__ = ["CACHE_VARIABLE", "build", "cache_folder", "cached", "engine_key", "forget", "kept"]
 
 CACHE_VARIABLE = "SBERT_INFER_CACHE"
 _HEX = 64  # length of a sha256
@@ -43,9 +43,14 @@ def engine_key(*parts: object) -> str:
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
-def is_cached(key: str) -> bool:
-    """Whether `cached` would find this key's content, undamaged."""
-    return _read(_file(key)) is not None
+def kept(key: str) -> bytes | None:
+    """The content kept under `key`, if there is any and it is undamaged."""
+    return _read(_file(key))
+
+
+def forget(key: str) -> None:
+    """Keep it no longer."""
+    _file(key).unlink(missing_ok=True)
 
 
 def cached(key: str, make: Callable[[], bytes]) -> bytes:
@@ -109,7 +114,10 @@ def _locked(file: Path) -> Iterator[None]:
             import msvcrt
 
             handle.seek(0)
-            msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK, 1)
+            while True:
+                with suppress(OSError):  # after ten seconds of waiting
+                    msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK, 1)
+                    break
         else:
             import fcntl
 

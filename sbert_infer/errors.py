@@ -8,7 +8,12 @@
     │   ├── CorruptError     it was one, but its bytes have changed
     │   └── VersionError     it was written by a newer version of sbert-infer
     └── EngineError          the engine can't run (closed, used after a fork, missing package)
-        └── TruncationError  a text is longer than the model's limit and on_truncate="error"
+        ├── TruncationError  a text is longer than the model's limit and on_truncate="error"
+        ├── TextError        the model fails on this text, and on no other
+        ├── DeadlineError    it took longer than the caller would wait
+        └── RetryableError   the same call may succeed later, after `retry_after_s`
+            ├── OverloadedError  too much work is queued
+            └── WorkerError      what ran the model died or hung
 
 A wrong argument is a plain `TypeError` or `ValueError`, as in the rest of Python.
 Warnings that a person may want to filter have one category, `SbertInferWarning`.
@@ -24,13 +29,18 @@ __all__ = [
     "ArtifactError",
     "CheckpointError",
     "CorruptError",
+    "DeadlineError",
     "EngineError",
     "ExportError",
+    "OverloadedError",
     "ParityError",
+    "RetryableError",
     "SbertInferError",
     "SbertInferWarning",
+    "TextError",
     "TruncationError",
     "VersionError",
+    "WorkerError",
     "warn",
 ]
 
@@ -76,6 +86,30 @@ class EngineError(SbertInferError):
 
 class TruncationError(EngineError):
     """A text longer than the model's limit, with `on_truncate="error"`."""
+
+
+class TextError(EngineError):
+    """A text for which the model raises or gives NaN or infinity."""
+
+
+class DeadlineError(EngineError):
+    """A call that was not done within its timeout."""
+
+
+class RetryableError(EngineError):
+    """A call that may succeed if made again, `retry_after_s` seconds later."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(f"{message}; retry in {retry_after_s:.1f} s")
+
+
+class OverloadedError(RetryableError):
+    """A call that was refused at once, since too much work is queued."""
+
+
+class WorkerError(RetryableError):
+    """A call whose texts were lost with what ran the model."""
 
 
 class SbertInferWarning(UserWarning):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
+
+from .errors import EngineError
 
 __all__ = ["KernelPooler"]
 
@@ -11,6 +14,14 @@ class KernelPooler:
     """Mean pooling, and scaling to unit length if `normalize`. Needs torch and Triton."""
 
     def __init__(self, *, normalize: bool) -> None:
+        try:
+            importlib.import_module("triton")
+            importlib.import_module("torch")
+        except ImportError as error:
+            fix = "pip install 'sbert-infer[gpu]'"
+            raise EngineError(
+                f"pooling by the kernel needs torch and Triton, {error.name} is missing: {fix}"
+            ) from error
         self.normalize = normalize
 
     def __call__(self, tokens: int, mask: int, out: int, shape: tuple[int, int, int], device: int, stream: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ class FileModel:
         """Bytes that the weights take in memory, about."""
         return self.path.stat().st_size
 
-    def read(self) -> tuple[str | bytes, Mapping[str, bytes]]:
+    def read(self) -> tuple[str | bytes, dict[str, bytes]]:
         """The model or where it is, and the files that its weights are in."""
         return str(self.path), {}
 
@@ -54,7 +54,7 @@ class PlanModel:
         """Bytes that the weights take in memory, about."""
         return self.plan.members[MODEL][0] * (2 if self.name == CPU_GRAPH else 1)
 
-    def read(self) -> tuple[str | bytes, Mapping[str, bytes]]:
+    def read(self) -> tuple[str | bytes, dict[str, bytes]]:
         """The model, and the files that its weights are in."""
         files = {MODEL: self.plan.read(MODEL)} if self.name == CPU_GRAPH else {}
         return self.plan.read(self.name), files
@@ -88,6 +88,7 @@ def _place(model: OnnxModel, options: Any, stack: ExitStack) -> str | bytes:
     if hasattr(options, "add_external_initializers_from_files_in_memory"):
         sizes = [len(file) for file in files.values()]
         options.add_external_initializers_from_files_in_memory(list(files), list(files.values()), sizes)
+        stack.callback(files.clear)  # it keeps no reference to the bytes, so we do, until the session is there
         return content
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="sbert-infer-")))  # onnxruntime before 1.24
     for name, data in {**files, CPU_GRAPH: content}.items():

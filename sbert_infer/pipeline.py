@@ -22,8 +22,9 @@ from .planner import Batch, plan_batches
 from .texts import check_texts
 from .tokenizer import TokenizedTexts, Tokenizer
 
-__all__ = ["EncodeStats", "Pipeline", "Window"]
+__all__ = ["EncodeStats", "Pipeline", "Window", "unique_texts"]
 
+Indices = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
 
 # Texts that are sorted together: enough for little padding, few enough to hold memory flat.
@@ -66,7 +67,8 @@ class Pipeline:
     def __init__(self, tokenizer: Tokenizer, backend: Backend, *, dim: int, pad_id: int, padding_side: str) -> None:
         self.tokenizer = tokenizer
         self.backend = backend
-        self._dim, self._pad_id, self._padding_side = dim, pad_id, padding_side
+        self.dim = dim
+        self._pad_id, self._padding_side = pad_id, padding_side
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
         self._pid = 0
@@ -106,7 +108,7 @@ class Pipeline:
     def run_together(self, texts: Sequence[str]) -> Vectors:
         """All `texts` in one batch, padded to the longest, as `run` never would: to see that it makes no difference."""
         tokenized = self.tokenizer(texts)
-        vectors = np.empty((len(texts), self._dim), np.float32)
+        vectors = np.empty((len(texts), self.dim), np.float32)
         self.run_batch(tokenized, Batch(np.arange(len(texts)), int(tokenized.lengths.max())), 0, vectors)
         return vectors
 
@@ -114,9 +116,13 @@ class Pipeline:
         self, tokenized: TokenizedTexts, batch: Batch, prompt_length: int, out: Vectors, alone: bool = False
     ) -> int:
         """Run one batch and put its vectors into their rows of `out`. Returns how many texts it held."""
-        ids, mask = tokenized.padded(batch.rows, batch.length, self._pad_id, self._padding_side)
+        ids, mask = self.pad(tokenized, batch.rows, batch.length)
         out[batch.rows] = self.backend.run(ids, mask, prompt_length, alone=alone)
         return len(batch.rows)
+
+    def pad(self, tokenized: TokenizedTexts, rows: Indices, length: int) -> tuple[Indices, Indices]:
+        """Ids and mask of some texts, both [rows, length], padded as the model wants it."""
+        return tokenized.padded(rows, length, self._pad_id, self._padding_side)
 
     def submit(self, function: Callable[..., int], *args: object) -> Future[int]:
         """Hand work to a worker thread, started at first use and again after a fork, which threads do not survive."""
@@ -142,11 +148,11 @@ class _Work:
 
     def __init__(self, pipeline: Pipeline, texts: list[str], start: int, prompt: str) -> None:
         self.pipeline, self.start, self.count = pipeline, start, len(texts)
-        unique, self.inverse = _unique(texts)
+        unique, self.inverse = unique_texts(texts)
         self.tokenized = pipeline.tokenizer([prompt + text for text in unique] if prompt else unique)
         truncated = self.tokenized.truncated if self.inverse is None else self.tokenized.truncated[self.inverse]
         self.truncated: list[int] = (np.flatnonzero(truncated) + start).tolist()
-        self.vectors = np.empty((len(unique), pipeline._dim), np.float32)
+        self.vectors = np.empty((len(unique), pipeline.dim), np.float32)
         self.batches: list[Batch] = []
         self.futures: list[Future[int]] = []
 
@@ -212,7 +218,7 @@ class _Work:
         )
 
 
-def _unique(texts: list[str]) -> tuple[list[str], npt.NDArray[np.int64] | None]:
+def unique_texts(texts: list[str]) -> tuple[list[str], Indices | None]:
     """Each text once, and where each original finds its own; None when all differ."""
     places = dict(zip(dict.fromkeys(texts), range(len(texts)), strict=False))
     if len(places) == len(texts):

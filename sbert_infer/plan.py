@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,11 +41,17 @@ class EngineFile:
     runtime: str  # tensorrt or tensorrt_rtx
     version: str
     target: str  # compute capability, such as sm89
+    gpu: str = ""  # the model of GPU that it was tuned on, such as NVIDIA L4; TensorRT-RTX needs no such thing
 
     @property
     def name(self) -> str:
         """The member that holds it."""
-        return f"engines/{self.runtime}-{self.version}-{self.target}.engine"
+        gpu = "".join(f"-{word}" for word in re.findall(r"[A-Za-z0-9]+", self.gpu))
+        return f"engines/{self.runtime}-{self.version}-{self.target}{gpu}.engine"
+
+    def describe(self) -> str:
+        """In a few words."""
+        return f"{self.runtime} {self.version} for {self.gpu or self.target}"
 
 
 @dataclass(frozen=True)

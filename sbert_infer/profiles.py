@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from .planner import bucket_edges
 
-__all__ = ["Profile", "make_profiles"]
+__all__ = ["Profile", "make_profiles", "most_tokens"]
 
 # Lengths are rounded up to this: tensor cores take FP16 operands in blocks of 8.
 _LENGTH_MULTIPLE = 8
@@ -34,6 +35,11 @@ class Profile:
         """
         powers = [1 << exponent for exponent in range(self.max_batch.bit_length())]
         return tuple(sorted({*powers, self.max_batch}))
+
+
+def most_tokens(profiles: Sequence[Profile]) -> int:
+    """The largest budget for which a batch of any length, padding included, stays within its profile."""
+    return min((profile.max_batch + 1) * profile.length - 1 for profile in profiles)
 
 
 def make_profiles(

@@ -16,6 +16,7 @@ removed in 11 and is not used here: weak typing, implicit batches, calibrators, 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 from collections import deque
@@ -45,25 +46,37 @@ class TensorRT:
     own_graphs: bool  # captures CUDA graphs by itself
     user_allocation: bool  # must be told at build time that activation memory will be given
 
-    def make_log(self) -> Any:
-        """A TensorRT logger that keeps the last errors: `words()` gives and forgets them, as one line."""
+    @property
+    def log(self) -> Any:
+        """The TensorRT logger of this process, which keeps the last errors: `words()` gives and forgets them."""
+        return _make_log(self.module.ILogger)
 
-        class Log(self.module.ILogger):  # type: ignore[misc, name-defined]
-            def __init__(self) -> None:
-                super().__init__()
-                self.errors: deque[str] = deque(maxlen=8)
 
-            def log(self, severity: Any, msg: str) -> None:
-                if int(severity) <= int(type(self).ERROR):
-                    self.errors.append(" ".join(msg.split()))
-                logger.debug("%s", msg)
+@functools.cache
+def _make_log(base: Any) -> Any:
+    """One for all, never freed.
 
-            def words(self) -> str:
-                text = "; ".join(dict.fromkeys(self.errors))
-                self.errors.clear()
-                return text
+    TensorRT has a single logger, and tells it when an object is made with another. It does so under a lock, while
+    Python may switch to a thread that waits for that lock with the GIL held. Two threads, each with its logger, hang.
+    """
 
-        return Log()
+    class Log(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.errors: deque[str] = deque(maxlen=8)
+
+        def log(self, severity: Any, msg: str) -> None:
+            if int(severity) <= int(type(self).ERROR):
+                self.errors.append(" ".join(msg.split()))
+            logger.debug("%s", msg)
+
+        def words(self) -> str:
+            found = []
+            while self.errors:  # TensorRT's own threads log, too
+                found.append(self.errors.popleft())
+            return "; ".join(dict.fromkeys(found))
+
+    return Log()
 
 
 def installed() -> list[TensorRT]:

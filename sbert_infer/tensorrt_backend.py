@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from . import cuda
 from .errors import EngineError
-from .profiles import Profile
+from .profiles import Profile, most_tokens
 from .tensorrt_api import TensorRT
 from .tensorrt_engine import Interface, LoadedEngine
 from .tensorrt_slot import Pooler, Slot
@@ -63,9 +63,8 @@ class TensorRTBackend:
         self.device = ",".join(f"cuda:{device}" for device in devices)
         self.edges: tuple[int, ...] | None = tuple(sorted(profile.length for profile in profiles))
         self.workers = _SLOTS_PER_DEVICE * len(devices)
-        # The most for which a batch of any length stays within its profile.
-        self.max_batch_tokens = min((profile.max_batch + 1) * profile.length - 1 for profile in profiles)
-        self._graphs, self._trt, self._devices = cuda_graphs, trt, devices
+        self.max_batch_tokens = most_tokens(profiles)
+        self._trt, self._devices = trt, devices
         self._most = {profile.length: profile.max_batch for profile in profiles}
         names = ("input_ids", "attention_mask", *(["prompt_length"] if prompt_length else []))
         interface = Interface(names, "token_embeddings" if pooler else "sentence_embedding", dim)
@@ -104,8 +103,7 @@ class TensorRTBackend:
     def describe(self) -> str:
         """What runs and where, in a few words."""
         where = ", ".join(f"{cuda.device_name(device)} (cuda:{device})" for device in self._devices)
-        graphs = "with CUDA graphs" if self._graphs else "without CUDA graphs"
-        return f"{self._trt.name} {self._trt.version} on {where}, {graphs}"
+        return f"{self._trt.name} {self._trt.version} on {where}"
 
     def close(self) -> None:
         """Wait for the batches that run, and free everything. After a fork there is nothing to free."""
@@ -119,7 +117,8 @@ class TensorRTBackend:
 
     def _take(self) -> Slot:
         if os.getpid() != self._pid:
-            raise EngineError("this engine was opened before a fork, which CUDA does not survive: open it in the child")
+            fix = "start processes by multiprocessing's 'spawn', and open it there"
+            raise EngineError(f"this engine was opened before a fork, which CUDA does not survive: {fix}")
         with self._changed:
             self._changed.wait_for(lambda: self._free or self._closed)
             if self._closed:

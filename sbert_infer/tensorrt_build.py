@@ -17,7 +17,9 @@ from .errors import EngineError
 from .profiles import Profile
 from .tensorrt_api import TensorRT
 
-__all__ = ["BuiltEngine", "build_engine", "check_half", "targets"]
+__all__ = ["BUILD_VERSION", "BuiltEngine", "build_engine", "check_half", "targets"]
+
+BUILD_VERSION = 1  # to be raised when an engine built from here on would differ: those in caches are then not used
 
 _BATCHED_INPUTS = ("input_ids", "attention_mask")
 _SCALAR_INPUT = "prompt_length"
@@ -109,10 +111,11 @@ def _in_thread(work: Callable[[], BuiltEngine], stop: threading.Event) -> BuiltE
 
 
 class _Build:
-    """One build. Its log and monitor must outlive all that TensorRT makes from them."""
+    """One build. Its monitor must outlive all that TensorRT makes from it."""
 
     def __init__(self, trt: TensorRT, monitor: Any) -> None:
-        self.trt, self.monitor, self.log = trt, monitor, trt.make_log()
+        self.trt, self.monitor, self.log = trt, monitor, trt.log
+        self.log.words()  # of others
         try:
             self.builder = trt.module.Builder(self.log)
         except TypeError as error:  # what the bindings make of a null pointer
@@ -127,16 +130,19 @@ class _Build:
         config = self.configure(target)
         for profile in profiles:
             self.add_profile(network, config, profile)
-        if self.trt.timing_cache:
-            config.set_timing_cache(config.create_timing_cache(timing_cache), ignore_mismatch=False)
+        if self.trt.timing_cache and not self.set_timings(config, timing_cache):
+            self.set_timings(config, b"")
         self.log.words()  # a foreign timing cache is ignored, and no reason for a failure
         plan = self.builder.build_serialized_network(network, config)
         if self.monitor.failure is not None:
             raise self.monitor.failure
         if plan is None:
             raise EngineError(self.failure("built no engine"))
-        kept = bytes(config.get_timing_cache().serialize()) if self.trt.timing_cache else b""
-        return BuiltEngine(bytes(plan), kept)
+        timings = config.get_timing_cache() if self.trt.timing_cache else None
+        return BuiltEngine(bytes(plan), b"" if timings is None else bytes(timings.serialize()))
+
+    def set_timings(self, config: Any, content: bytes) -> bool:
+        return bool(config.set_timing_cache(config.create_timing_cache(content), ignore_mismatch=False))
 
     def parse(self, onnx_model: bytes) -> Any:
         flag = self.trt.module.NetworkDefinitionCreationFlag.STRONGLY_TYPED
@@ -175,13 +181,18 @@ class _Build:
 
 
 def check_half(trt: TensorRT, network: Any) -> None:
-    """Raise unless all matrix products of a parsed network give FP16; the message names those that do not.
+    """Raise unless all matrix products of tokens in a parsed network give FP16; the message names those that do not.
 
-    Outer products (of one column and one row, as in rotary position tables) are left out: they sum nothing.
+    What follows pooling, [batch, dim], is FP32 on purpose. Outer products (of one column and one row, as in rotary
+    position tables) are left out: they sum nothing.
     """
     half = trt.module.DataType.HALF
     layers = [network.get_layer(index) for index in range(network.num_layers)]
-    products = [layer for layer in layers if layer.type == trt.module.LayerType.MATRIX_MULTIPLY]
+    products = [
+        layer
+        for layer in layers
+        if layer.type == trt.module.LayerType.MATRIX_MULTIPLY and len(layer.get_output(0).shape) > 2
+    ]
     wrong = [layer for layer in products if layer.get_output(0).dtype != half and 1 not in _inner(layer)]
     if wrong:
         names = ", ".join(f"{layer.name} ({layer.get_output(0).dtype.name})" for layer in wrong)

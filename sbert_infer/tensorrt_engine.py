@@ -12,7 +12,11 @@ from .errors import EngineError
 from .profiles import Profile
 from .tensorrt_api import TensorRT
 
-__all__ = ["Interface", "LoadedEngine"]
+__all__ = ["Interface", "LoadError", "LoadedEngine"]
+
+
+class LoadError(EngineError):
+    """An engine for another TensorRT, GPU or model: to be built anew."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class LoadedEngine:
         cuda_graphs: bool,
     ) -> None:
         cuda.set_device(device)
-        self.trt, self.device, self.interface, self._log = trt, device, interface, trt.make_log()
+        self.trt, self.device, self.interface, self._log = trt, device, interface, trt.log
         try:
             self._runtime = trt.module.Runtime(self._log)
         except TypeError as error:  # what the bindings make of a null pointer
@@ -45,7 +49,7 @@ class LoadedEngine:
         self._engine = self._runtime.deserialize_cuda_engine(plan)
         if self._engine is None:
             why = self._log.words() or "it was built for another version or another GPU"
-            raise EngineError(f"{trt.name} {trt.version} can't load the engine on cuda:{device}: {why}")
+            raise LoadError(f"{trt.name} {trt.version} can't load the engine on cuda:{device}: {why}")
         self._check_tensors()
         self._check_profiles(profiles)
         self._config = self._make_config(cuda_graphs) if trt.own_graphs else None
@@ -90,12 +94,12 @@ class LoadedEngine:
         there = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
         wanted = {*self.interface.inputs, self.interface.output}
         if there != wanted:
-            raise EngineError(f"the engine's tensors are {sorted(there)}, not {sorted(wanted)}: export the model again")
+            raise LoadError(f"the engine's tensors are {sorted(there)}, not {sorted(wanted)}: export the model again")
         if hosted := [name for name in sorted(there) if engine.get_tensor_location(name) != on_gpu]:
-            raise EngineError(f"the engine wants {', '.join(hosted)} in the host's memory: export the model again")
+            raise LoadError(f"the engine wants {', '.join(hosted)} in the host's memory: export the model again")
         dim = tuple(engine.get_tensor_shape(self.interface.output))[-1]
         if dim != self.interface.dim:
-            raise EngineError(f"the engine's vectors have {dim} dimensions, not {self.interface.dim}")
+            raise LoadError(f"the engine's vectors have {dim} dimensions, not {self.interface.dim}")
 
     def _check_profiles(self, profiles: Sequence[Profile]) -> None:
         count = int(self._engine.num_optimization_profiles)
@@ -103,4 +107,4 @@ class LoadedEngine:
         there = [tuple(tuple(shape) for shape in triple) for triple in shapes]
         wanted = [tuple((batch, p.length) for batch in (1, p.best_batch, p.max_batch)) for p in profiles]
         if there != wanted:
-            raise EngineError(f"the engine was built for the shapes {there}, not {wanted}: export the model again")
+            raise LoadError(f"the engine was built for the shapes {there}, not {wanted}: export the model again")

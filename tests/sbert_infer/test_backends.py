@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,6 +18,10 @@ from sbert_infer.backends import BackendOptions, open_backend
 from sbert_infer.plan import EngineFile, Plan, open_plan, write_plan
 from sbert_infer.profiles import Profile
 from sbert_infer.tensorrt_build import BuiltEngine
+from sbert_infer.tensorrt_engine import LoadError
+
+PROFILES = [Profile(64, 8, 8)]
+LIMIT = 9 * 64 - 1  # tokens: a ninth text of 64 would not fit
 
 
 @dataclass(frozen=True)
@@ -23,15 +29,21 @@ class FakeTensorRT:
     name: str = "tensorrt"
     version: str = "10.13.3"
 
+    @property
+    def any_target(self) -> bool:
+        return self.name == "tensorrt_rtx"
+
 
 @dataclass
 class Machine:
     """What the machine of a test has, and what was done on it."""
 
     driver: str | None = None  # what is wrong with it
-    targets: dict[int, str] = field(default_factory=lambda: {0: "sm89", 1: "sm89", 2: "sm90"})
+    targets: dict[int, str] = field(default_factory=lambda: {0: "sm89", 1: "sm89", 2: "sm90", 3: "sm89"})
+    models: dict[int, str] = field(default_factory=lambda: {0: "GPU A", 1: "GPU A", 2: "GPU B", 3: "GPU C"})
     tensorrt: list[FakeTensorRT] = field(default_factory=lambda: [FakeTensorRT()])
     refused_engine: bytes = b""  # what TensorRT can't load
+    memory_problem: str = ""
     build_problem: str = ""
     cuda_problem: str = ""  # of onnxruntime
     built: list[str] = field(default_factory=list)
@@ -40,7 +52,7 @@ class Machine:
 
 
 class FakeBackend:
-    max_batch_tokens = 1000
+    max_batch_tokens = LIMIT
 
     def __init__(self, machine: Machine, text: str) -> None:
         self._machine, self._text = machine, text
@@ -58,7 +70,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 
     def tensorrt_backend(trt: Any, engine: bytes, profiles: Any, *, devices: Any, **_: Any) -> FakeBackend:
         if engine == machine.refused_engine:
-            raise EngineError("TensorRT can't load the engine")
+            raise LoadError("TensorRT can't load the engine")
+        if machine.memory_problem:
+            raise EngineError(machine.memory_problem)
         return FakeBackend(machine, f"{trt.name} {engine.decode()} on {list(devices)}")
 
     def build_engine(trt: Any, model: bytes, profiles: Any, *, timing_cache: bytes, device: int) -> BuiltEngine:
@@ -76,9 +90,10 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     monkeypatch.setenv("SBERT_INFER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cuda, "driver_problem", lambda: machine.driver)
     monkeypatch.setattr(cuda, "compute_capability", machine.targets.__getitem__)
-    monkeypatch.setattr(cuda, "device_name", lambda gpu: "Some GPU")
-    monkeypatch.setattr("sbert_infer.tensorrt_api.installed", lambda: machine.tensorrt)
-    monkeypatch.setattr("sbert_infer.tensorrt_backend.TensorRTBackend", tensorrt_backend)
+    monkeypatch.setattr(cuda, "device_name", machine.models.__getitem__)
+    monkeypatch.setattr(cuda, "device_count", lambda: len(machine.targets))
+    monkeypatch.setattr(backends, "installed", lambda: machine.tensorrt)
+    monkeypatch.setattr(backends, "TensorRTBackend", tensorrt_backend)
     monkeypatch.setattr("sbert_infer.engine_cache.build_engine", build_engine)
     monkeypatch.setattr(backends, "OnnxCudaBackend", onnx_cuda)
     monkeypatch.setattr(backends, "OnnxBackend", lambda model, **_: FakeBackend(machine, "onnxruntime on CPU"))
@@ -97,8 +112,8 @@ def make_plan(small_onnx: Path, tmp_path: Path) -> Callable[..., Plan]:
                 artifact.tokenizer_json,
                 model=b"the model",
                 cpu_graph=b"the graph",
-                engines={engine: f"engine for {engine.target}".encode() for engine in engines},
-                profiles=[Profile(64, 8, 8)],
+                engines={engine: f"engine for {engine.gpu or engine.target}".encode() for engine in engines},
+                profiles=PROFILES,
                 pooling=pooling,
             )
         return open_plan(path)
@@ -106,8 +121,12 @@ def make_plan(small_onnx: Path, tmp_path: Path) -> Callable[..., Plan]:
     return make
 
 
-FITS = EngineFile("tensorrt", "10.13.3", "sm89")
-OTHERS = (EngineFile("tensorrt", "10.1.0", "sm89"), EngineFile("tensorrt", "10.13.3", "sm90"))
+FITS = EngineFile("tensorrt", "10.13.3", "sm89", "GPU A")
+OTHERS = (
+    EngineFile("tensorrt", "10.1.0", "sm89", "GPU A"),
+    EngineFile("tensorrt", "10.13.3", "sm90", "GPU B"),
+    EngineFile("tensorrt", "10.13.3", "sm89", "GPU D"),
+)
 
 
 def opened(plan: Plan, **options: Any) -> tuple[str, list[str]]:
@@ -121,18 +140,20 @@ def opened(plan: Plan, **options: Any) -> tuple[str, list[str]]:
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_engine_inside(strict: bool, machine: Machine, make_plan: Callable[..., Plan]) -> None:
-    assert opened(make_plan(*OTHERS, FITS), strict=strict) == ("tensorrt engine for sm89 on [0]", [])
+    assert opened(make_plan(*OTHERS, FITS), strict=strict) == ("tensorrt engine for GPU A on [0]", [])
     assert not machine.built
 
 
 def test_devices(machine: Machine, make_plan: Callable[..., Plan]) -> None:
     plan = make_plan(*OTHERS, FITS)
-    assert opened(plan, device="cuda:1")[0] == "tensorrt engine for sm89 on [1]"
-    assert opened(plan, device="cuda:2")[0] == "tensorrt engine for sm90 on [2]"
-    assert opened(plan, device=["cuda:1", "cuda:0"])[0] == "tensorrt engine for sm89 on [1, 0]"
+    assert opened(plan, device="cuda:1")[0] == "tensorrt engine for GPU A on [1]"
+    assert opened(plan, device="cuda:2")[0] == "tensorrt engine for GPU B on [2]"
+    assert opened(plan, device=["cuda:1", "cuda:0"])[0] == "tensorrt engine for GPU A on [1, 0]"
     text, (warning,) = opened(plan, device=["cuda:0", "cuda:2"])
     assert text == "onnxruntime on [0, 2]"
-    assert warning.count("cuda:0 is sm89, cuda:2 is sm90") == 1
+    assert warning.count("cuda:0 is GPU A (sm89), cuda:2 is GPU B (sm90)") == 1
+    assert "cuda:3 is GPU C" in opened(plan, device=["cuda:0", "cuda:3"])[1][0]  # the same sm89, but tuned otherwise
+    assert "no cuda:7" in opened(plan, device="cuda:7")[1][0]
     for wrong in ("gpu", "cuda:x", [], ["cpu", "cuda"], ["cuda", "cuda:0"]):
         with pytest.raises(ValueError, match="device"):
             opened(plan, device=wrong)
@@ -151,7 +172,7 @@ def test_an_engine_is_built_once(engines: Any, machine: Machine, make_plan: Call
         opened(plan, strict=True)
     text, (warning,) = opened(plan)
     assert text == "tensorrt built from the model on [0]"
-    assert "no engine for tensorrt 10.13.3 on sm89" in warning
+    assert "no engine for tensorrt 10.13.3 on GPU A" in warning
     assert "one was built" in warning
     assert opened(plan) == (text, [])  # from the cache: no step down
     assert opened(plan, strict=True) == (text, [])
@@ -174,10 +195,58 @@ def test_timings_are_kept_for_the_next_build(machine: Machine, make_plan: Callab
 
 
 def test_an_engine_that_tensorrt_can_not_load(machine: Machine, make_plan: Callable[..., Plan]) -> None:
-    machine.refused_engine = b"engine for sm89"
+    machine.refused_engine = b"engine for GPU A"
     text, (warning,) = opened(make_plan(FITS))
     assert text == "tensorrt built from the model on [0]"
     assert "can't load the engine" in warning
+
+
+def test_a_kept_engine_that_tensorrt_can_not_load_is_built_again(
+    machine: Machine, make_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    plan = make_plan()
+    opened(plan)
+    (file,) = tmp_path.rglob("*.engine")
+    stale = b"from another time"
+    file.write_bytes(hashlib.sha256(stale).hexdigest().encode() + stale)
+    machine.refused_engine = stale
+    text, (warning,) = opened(plan)
+    assert text == "tensorrt built from the model on [0]"
+    assert "can't load the engine" in warning
+    assert opened(plan) == (text, [])
+
+
+def test_what_building_would_not_help_is_not_built(machine: Machine, make_plan: Callable[..., Plan]) -> None:
+    machine.memory_problem = "cudaMalloc failed: out of memory"
+    text, (warning,) = opened(make_plan(FITS))
+    assert text == "onnxruntime on [0]"
+    assert "out of memory" in warning
+    for options in ({"workers": 2}, {"max_batch_tokens": LIMIT + 1}):
+        with pytest.raises(ValueError, match=r"for CPUs|at most"):
+            opened(make_plan(), **options)
+    assert not machine.built
+
+
+def test_a_kernel_that_is_not_installed_is_noticed_on_opening(
+    machine: Machine, make_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    text, (warning,) = opened(make_plan(FITS, pooling="kernel"))
+    assert text == "onnxruntime on CPU"
+    assert "triton is missing: pip install" in warning
+    with pytest.raises(EngineError, match="triton is missing"):
+        opened(make_plan(FITS, pooling="kernel"), strict=True)
+
+
+@pytest.fixture
+def int8_onnx(export_checkpoint: Callable[..., Path]) -> Path:
+    return export_checkpoint("bert", int8=True)
+
+
+def test_8_bit_is_refused_on_a_gpu(int8_onnx: Path, machine: Machine) -> None:
+    artifact = open_artifact(int8_onnx)
+    with pytest.raises(EngineError, match="for CPUs"):
+        open_backend(artifact, BackendOptions(device="cuda"))
 
 
 def test_onnxruntime_on_the_gpu(machine: Machine, make_plan: Callable[..., Plan]) -> None:
@@ -219,7 +288,7 @@ def test_no_driver(machine: Machine, make_plan: Callable[..., Plan]) -> None:
 def test_a_damaged_engine_is_an_error(machine: Machine, make_plan: Callable[..., Plan]) -> None:
     plan = make_plan(FITS)
     content = plan.path.read_bytes()
-    plan.path.write_bytes(content.replace(b"engine for sm89", b"engine for sm8_"))
+    plan.path.write_bytes(content.replace(b"engine for GPU A", b"engine for GPU _"))
     with pytest.raises(CorruptError, match=r"damaged|changed"):
         opened(plan)
 
@@ -229,7 +298,6 @@ def test_settings_for_cpus_are_refused_on_a_gpu(machine: Machine, make_plan: Cal
     for options in ({"workers": 2}, {"threads": 2}):
         with pytest.raises(ValueError, match="for CPUs"):
             opened(plan, **options)
-    with pytest.raises(ValueError, match="at most 1000"):
-        opened(plan, max_batch_tokens=1001)
-    assert machine.closed == 1
+    with pytest.raises(ValueError, match=f"at most {LIMIT}"):
+        opened(plan, max_batch_tokens=LIMIT + 1)
     assert open_backend(plan, BackendOptions(max_batch_tokens=500)).max_batch_tokens == 500

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sbert_infer import EngineError
-from sbert_infer.engine_cache import cache_folder, cached, engine_key, is_cached
+from sbert_infer.engine_cache import cache_folder, cached, engine_key, forget, kept
 
 
 @pytest.fixture(autouse=True)
@@ -27,11 +27,18 @@ def test_made_once(folder: Path) -> None:
         return b"engine" * 1000
 
     key = engine_key("model", "tensorrt", "10.13", "sm89")
-    assert not is_cached(key)
+    assert kept(key) is None
     assert [cached(key, make) for _ in range(3)] == [b"engine" * 1000] * 3
-    assert is_cached(key)
+    assert kept(key) == b"engine" * 1000
     assert len(made) == 1
     assert [path.suffix for path in sorted(folder.rglob("*.*"))] == [".engine", ".lock"]  # and no leftovers
+
+
+def test_forgotten() -> None:
+    cached("k", lambda: b"old")
+    forget("k")
+    forget("k")
+    assert cached("k", lambda: b"new") == b"new"
 
 
 def test_keys_tell_apart() -> None:
@@ -51,7 +58,7 @@ def test_a_damaged_one_is_made_again(damage: str, folder: Path, caplog: pytest.L
     content = bytearray(file.read_bytes())
     content[200] ^= 1
     file.write_bytes({"flip": bytes(content), "cut": bytes(content[:150]), "empty": b""}[damage])
-    assert not is_cached("k")
+    assert kept("k") is None
     assert cached("k", lambda: b"new" * 100) == b"new" * 100
     assert "damaged" in caplog.text
     assert cached("k", lambda: b"never") == b"new" * 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from sbert_infer import Engine, EngineError, SbertInferWarning, cuda
 from sbert_infer.onnx_model import PlanModel, open_session
-from sbert_infer.plan import CPU_GRAPH, MODEL, open_plan
+from sbert_infer.plan import CPU_GRAPH, MODEL, Plan, open_plan
 from tests.checkpoints import ODD_TEXTS, TEXTS
 from tests.graphs import cosine, tokens
 
@@ -116,3 +117,33 @@ def test_an_older_onnxruntime_reads_the_weights_from_files(small_plan: Path, mon
     )
     with Engine(small_plan, device="cpu") as engine:
         np.testing.assert_array_equal(engine.encode(TEXTS), expected)
+
+
+def test_the_weights_are_there_until_the_session_is(small_plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime keeps a bare pointer to the bytes it is given."""
+    alive: list[weakref.ref[Any]] = []
+
+    class Bytes(np.ndarray[Any, np.dtype[np.uint8]]):
+        """Bytes whose end can be seen."""
+
+    real = Plan.read
+
+    def read(self: Plan, name: str) -> Any:
+        content = real(self, name)
+        if name != MODEL:
+            return content
+        watched = np.frombuffer(content, np.uint8).view(Bytes)
+        alive.append(weakref.ref(watched))
+        return watched
+
+    opened = onnxruntime.InferenceSession
+
+    def open_and_look(*args: Any, **options: Any) -> Any:
+        assert alive[-1]() is not None, "the weights are gone"
+        return opened(*args, **options)
+
+    monkeypatch.setattr(Plan, "read", read)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", open_and_look)
+    Engine(small_plan, device="cpu").close()
+    assert len(alive) == 1
+    assert alive[0]() is None  # and not kept any longer

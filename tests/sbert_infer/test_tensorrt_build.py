@@ -37,7 +37,7 @@ def rtx() -> TensorRT:
 
 def parsed(rtx: TensorRT, model: bytes) -> Any:
     """The network, and what must live as long as it does."""
-    log = rtx.make_log()
+    log = rtx.log
     builder = rtx.module.Builder(log)
     network = builder.create_network(1 << int(rtx.module.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     assert rtx.module.OnnxParser(network, log).parse(model)

@@ -1,0 +1,302 @@
+"""Which waiting texts run next: a queue of requests as a state machine, without threads and without a clock.
+
+Work leaves in rounds. A round takes texts from the queue, one half of them in turn, a quantum from each request, and
+the other half from the oldest requests; it cuts them into batches as `encode` does, and its batches leave one by one
+as workers ask. The turns bound what a small request waits for large ones before it, the age bounds what a large one
+waits for small ones behind it. See docs/adr/0010.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import OverloadedError
+from .planner import plan_batches
+
+__all__ = ["Limits", "Request", "Scheduler", "Work"]
+
+Indices = npt.NDArray[np.int64]
+
+# How much a batch that has just run counts in the measured speed.
+_NEWEST = 0.2
+# What to tell a client who is refused before any speed was measured.
+_RETRY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a scheduler must keep to."""
+
+    max_batch_tokens: int
+    min_batch_tokens: int  # a batch that is worth a worker while others run
+    workers: int
+    max_length: int  # of a text
+    edges: tuple[int, ...] | None = None
+    max_queue_tokens: int = 2**20
+    max_delay_s: float = 0.002
+
+    @property
+    def quantum(self) -> int:
+        """Tokens that a request may take in its turn."""
+        return max(self.max_batch_tokens, self.max_length)
+
+    @property
+    def half_round(self) -> int:
+        """Tokens that a round takes in turn, and again by age."""
+        return self.workers * self.quantum
+
+    def tokens_before_turn(self, requests: int) -> int:
+        """Tokens that start, at most, before a new request of up to a quantum, with so many requests before it.
+
+        The rest of a round; rounds full of turns that come first; its own. A round may exceed its two halves by the
+        last turn of the one and the last text of the other.
+        """
+        rounds = 2 + requests * self.quantum // self.half_round
+        return rounds * 2 * (self.half_round + self.quantum)
+
+
+class Request:
+    """The texts of one call. They are taken longest first: those that are taken together are then alike."""
+
+    def __init__(self, lengths: Indices, *, arrival: float, deadline: float = math.inf, prompt_length: int = 0) -> None:
+        self.lengths = np.maximum(lengths, 1)  # some tokenizers make nothing of an empty text
+        self.arrival, self.deadline, self.prompt_length = arrival, deadline, prompt_length
+        self.tokens = int(self.lengths.sum())
+        self.unfinished = len(lengths)  # texts without a vector
+        self.ended = False  # dropped: nothing more of it is to run
+        self._order = np.argsort(-self.lengths, kind="stable")
+        self._before = np.concatenate([[0], np.cumsum(self.lengths[self._order])])  # tokens before each, [texts + 1]
+        self._taken = 0
+
+    @property
+    def waiting_texts(self) -> int:
+        """Texts that no round has taken yet."""
+        return len(self._order) - self._taken
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens that no round has taken yet."""
+        return self.tokens - int(self._before[self._taken])
+
+    def take(self, tokens: int) -> Indices:
+        """The next texts, as many as there are in `tokens`, but at least one."""
+        start = self._taken
+        fit = int(np.searchsorted(self._before, self._before[start] + tokens, side="right")) - 1
+        self._taken = max(fit, start + 1)
+        return self._order[start : self._taken]
+
+
+Part = tuple[Request, Indices]  # some texts of a request
+
+
+class Work:
+    """A batch on its way: texts of one or more requests, padded to `length` tokens."""
+
+    def __init__(self, parts: list[Part], length: int, prompt_length: int) -> None:
+        self.parts, self.length, self.prompt_length = parts, length, prompt_length
+        self.started = math.inf
+        self.alone = False  # no other batch runs or waits
+        self.running = 1  # batches that ran when it started, itself included
+        self.measure()
+
+    def measure(self) -> None:
+        """Count again what `parts` hold."""
+        self.texts = sum(len(rows) for _, rows in self.parts)
+        self.tokens = sum(int(request.lengths[rows].sum()) for request, rows in self.parts)
+
+
+class Scheduler:
+    """The queue. `now` is any clock in seconds that never goes back; whoever calls has to hold a lock."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.running: set[Work] = set()
+        self.reserved_tokens = 0  # of texts that are still being tokenized
+        self.tokens_per_s: float | None = None
+        self.batches = self.batch_tokens = self.padded_tokens = 0
+        # Requests with texts that no round has taken: by age, and with the one whose turn it is first.
+        self._ages: OrderedDict[Request, None] = OrderedDict()
+        self._turns: OrderedDict[Request, None] = OrderedDict()
+        self._waiting_texts = self._waiting_tokens = 0
+        self._round: deque[Work] = deque()
+
+    @property
+    def queued_texts(self) -> int:
+        """Texts that have not started."""
+        return self._waiting_texts + sum(work.texts for work in self._round)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens that have not started, those that are still being counted included."""
+        return self.reserved_tokens + self._waiting_tokens + sum(work.tokens for work in self._round)
+
+    def oldest_age(self, now: float) -> float:
+        """Seconds that the oldest request with texts in the queue has waited."""
+        planned = [request.arrival for work in self._round for request, _ in work.parts if not request.ended]
+        return now - min([*planned, *(request.arrival for request in islice(self._ages, 1))], default=now)
+
+    def check(self, tokens: int, deadline: float, now: float) -> None:
+        """Raise `OverloadedError` if so many tokens don't fit into the queue, or would not be done in time."""
+        most, queued = self.limits.max_queue_tokens, self.queued_tokens
+        if tokens > most:
+            raise ValueError(
+                f"the texts have {tokens} tokens, more than max_queue_tokens={most}: send fewer at once, or raise it"
+            )
+        speed = self.tokens_per_s
+        if queued + tokens > most:
+            wait = _RETRY_S if speed is None else (queued + tokens - most) / speed
+            raise OverloadedError(f"the queue is full: {queued} of {most} tokens, and {tokens} more", wait)
+        # Nothing ahead: let it try, however slow the last batch was. Speeds may change.
+        ahead = self._tokens_ahead(tokens)
+        if speed is not None and ahead and now + (need := (ahead + tokens) / speed) > deadline:
+            left = deadline - now
+            raise OverloadedError(
+                f"the queue is too long: {tokens} tokens after {ahead} take {need:.1f} s, of which {left:.1f} s are left",
+                need - left,
+            )
+
+    def add(self, request: Request) -> None:
+        """Put a request with at least one text into the queue."""
+        self._ages[request] = self._turns[request] = None
+        self._waiting_texts += request.waiting_texts
+        self._waiting_tokens += request.waiting_tokens
+
+    def drop(self, request: Request) -> None:
+        """Start nothing more of a request. What already runs goes on, for nobody."""
+        request.ended = True
+        self._forget(request)
+
+    def drop_all(self) -> list[Request]:
+        """Drop every request that has texts in the queue, and name them."""
+        found = [request for request in dict.fromkeys(self._requests()) if not request.ended]
+        for request in found:
+            self.drop(request)
+        return found
+
+    def next_batch(self, now: float) -> Work | None:
+        """The batch for a worker that is free, if one should leave now. A request past its deadline is left out."""
+        while len(self.running) < self.limits.workers and (self._round or self._may_leave(now)):
+            if not self._round:
+                self._plan_round(now)
+                continue
+            work = self._round.popleft()
+            if any(request.ended or request.deadline <= now for request, _ in work.parts):
+                work.parts = [part for part in work.parts if not part[0].ended and part[0].deadline > now]
+                work.measure()
+            if work.parts:
+                return self._start(work, now)
+        return None
+
+    def wake_at(self) -> float:
+        """When `next_batch` will have something for a worker that is free, if nothing else happens before."""
+        oldest = next(iter(self._ages), None)
+        return math.inf if oldest is None else oldest.arrival + self.limits.max_delay_s
+
+    def done(self, work: Work, now: float) -> list[Request]:
+        """A batch has run. Gives the requests of which nothing is left to do; none if the batch was abandoned."""
+        if not self.abandon(work):
+            return []
+        # Small batches say nothing of the speed under load, which is what matters.
+        if 2 * work.tokens >= self.limits.max_batch_tokens and now > work.started:
+            speed = work.tokens * work.running / (now - work.started)
+            before = speed if self.tokens_per_s is None else self.tokens_per_s
+            self.tokens_per_s = _NEWEST * speed + (1 - _NEWEST) * before
+        finished = []
+        for request, rows in work.parts:
+            request.unfinished -= len(rows)
+            if not request.unfinished and not request.ended:
+                request.ended = True
+                finished.append(request)
+        return finished
+
+    def abandon(self, work: Work) -> bool:
+        """Count on a batch no longer. False if it had already ended."""
+        if work not in self.running:
+            return False
+        self.running.remove(work)
+        return True
+
+    def _tokens_ahead(self, tokens: int) -> int:
+        """Tokens that may run before the last of a new request's, if nothing more comes."""
+        running = sum(work.tokens for work in self.running)
+        queued = self.queued_tokens
+        if tokens <= self.limits.quantum:  # it is done in its first turn
+            queued = min(queued, self.limits.tokens_before_turn(len(self._turns)))
+        return running + queued
+
+    def _may_leave(self, now: float) -> bool:
+        if not self._ages:
+            return False
+        full = self._waiting_tokens >= self.limits.min_batch_tokens
+        return full or not self.running or now >= self.wake_at()
+
+    def _plan_round(self, now: float) -> None:
+        parts = list(self._pick(now))
+        if not parts:
+            return
+        owners = np.repeat(np.arange(len(parts)), [len(rows) for _, rows in parts])
+        rows = np.concatenate([rows for _, rows in parts])
+        lengths = np.concatenate([request.lengths[rows] for request, rows in parts])
+        prompts = np.array([request.prompt_length for request, _ in parts])[owners]
+        planned: list[tuple[int, Work]] = []
+        for prompt in np.unique(prompts):  # the model takes one prompt length for a whole batch
+            texts = np.flatnonzero(prompts == prompt)
+            for batch in plan_batches(lengths[texts], self._budget(lengths), edges=self.limits.edges):
+                chosen = np.sort(texts[batch.rows])
+                cuts = np.flatnonzero(np.diff(owners[chosen])) + 1
+                pieces = [(parts[owners[piece[0]]][0], rows[piece]) for piece in np.split(chosen, cuts)]
+                planned.append((int(chosen[0]), Work(pieces, batch.length, int(prompt))))
+        self._round.extend(work for _, work in sorted(planned, key=lambda ranked: ranked[0]))
+
+    def _budget(self, lengths: Indices) -> int:
+        """Tokens per batch: the backend's best, but so that a short round still gives every free worker something."""
+        share = -(-int(lengths.sum()) // (self.limits.workers - len(self.running)))
+        return min(self.limits.max_batch_tokens, max(share, self.limits.min_batch_tokens))
+
+    def _pick(self, now: float) -> Iterator[Part]:
+        """The texts of a round, most urgent first."""
+        for queue in (self._turns, self._ages):
+            room = self.limits.half_round
+            while queue and room > 0:
+                request = next(iter(queue))
+                if request.deadline <= now:
+                    self._forget(request)
+                    continue
+                rows = request.take(self.limits.quantum if queue is self._turns else room)
+                tokens = int(request.lengths[rows].sum())
+                self._waiting_texts -= len(rows)
+                self._waiting_tokens -= tokens
+                room -= tokens
+                if not request.waiting_texts:
+                    self._forget(request)
+                elif queue is self._turns:
+                    queue.move_to_end(request)
+                yield request, rows
+
+    def _forget(self, request: Request) -> None:
+        if request in self._ages:
+            del self._ages[request], self._turns[request]
+            self._waiting_texts -= request.waiting_texts
+            self._waiting_tokens -= request.waiting_tokens
+
+    def _start(self, work: Work, now: float) -> Work:
+        work.alone = not (self.running or self._round or self._ages)
+        self.running.add(work)
+        work.started, work.running = now, len(self.running)
+        self.batches += 1
+        self.batch_tokens += work.tokens
+        self.padded_tokens += work.texts * work.length
+        return work
+
+    def _requests(self) -> Iterator[Request]:
+        """Every request that has texts in the queue, some twice."""
+        for work in self._round:
+            yield from (request for request, _ in work.parts)
+        yield from self._ages
