@@ -99,8 +99,9 @@ def test_version() -> None:
 
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch, make_checkpoint: MakeCheckpoint) -> None:
-    monkeypatch.delitem(sys.modules, "sbert_infer.export.exporter")
-    monkeypatch.delattr("sbert_infer.export.exporter")
+    for name in ("sbert_infer.export.exporter", "sbert_infer.export.source"):
+        monkeypatch.delitem(sys.modules, name)
+        monkeypatch.delattr(name)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert refused(make_checkpoint()) == (
         "error: onnxruntime is not installed, exporting needs it: pip install 'sbert-infer[export]'\n"
@@ -230,7 +231,7 @@ class TestRefusedAtOnce:
     @pytest.mark.parametrize(
         ("content", "int8", "needle"),
         [
-            (b"a text", False, "give both or neither"),
+            (b"a text", False, "--calibration is for --int8 and --fp16"),
             (b"fine\ncaf\xe9\n", True, "texts.txt is not UTF-8: invalid continuation byte at byte 8"),
             (b"\xff\xfea\x00", True, "is not UTF-8"),
             (b"", True, "holds no text"),
