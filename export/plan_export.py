@@ -77,7 +77,8 @@ def export_plan(source: str | Path, target: Path, options: ExportOptions, step: 
                 profiles=profiles,
                 pooling=options.pooling,
             )
-        _verify_on_cpu(file.path, expected, threshold, progress)
+        for device in ["cpu"] if options.targets is not None or not builds else ["cpu", "cuda"]:
+            _verify(file.path, device, expected, threshold, progress)
         check_free(target, options.force)  # again: this took a while
         file.commit()
     return manifest
@@ -146,7 +147,8 @@ def _build(
     return build(trt, model, profiles, gpu, **options)
 
 
-def _verify_on_cpu(path: Path, expected: Expected, threshold: float, progress: Callable[[int], object]) -> None:
-    """The file as a machine without a GPU opens it."""
-    with Engine(path, device="cpu", on_truncate="ignore", workers=1) as engine:
+def _verify(path: Path, device: str, expected: Expected, threshold: float, progress: Callable[[int], object]) -> None:
+    """The file as a machine without a GPU opens it and, if an engine was built for this machine's, as this one does."""
+    options = {"workers": 1} if device == "cpu" else {}
+    with Engine(path, device=device, strict=True, on_truncate="ignore", **options) as engine:
         compare(EngineCandidate(engine), expected, threshold, progress)

@@ -5,6 +5,7 @@
 """
 
 from .async_engine import AsyncEngine, AsyncStats
+from .call import Encoded
 from .engine import Engine
 from .errors import (
     ArtifactError,
@@ -35,6 +36,7 @@ __all__ = [
     "CorruptError",
     "DeadlineError",
     "EncodeStats",
+    "Encoded",
     "Engine",
     "EngineError",
     "ExportError",

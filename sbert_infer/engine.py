@@ -283,7 +283,11 @@ class Engine:
         artifact = open_artifact(self._artifact.path)
         if artifact.manifest != self.manifest:
             raise EngineError(f"{artifact.path} is another model than the one that was opened: open a new Engine")
-        before, pipeline.backend = pipeline.backend, open_backend(artifact, self._options)
+        before, backend = pipeline.backend, open_backend(artifact, self._options)
+        if (backend.device, backend.edges, backend.workers) != (before.device, before.edges, before.workers):
+            backend.close()
+            raise EngineError(f"{artifact.path} would now run with {backend.describe()}: open a new Engine")
+        pipeline.backend = backend
         return before
 
     def close(self) -> None:

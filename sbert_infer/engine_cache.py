@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +58,17 @@ def cached(key: str, make: Callable[[], bytes]) -> bytes:
     file = _file(key)
     if (content := _read(file)) is not None:
         return content
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(file.with_suffix(".lock")):
-            if (content := _read(file)) is None:  # another process may just have made it
-                content = make()
-                _write(file, content)
-    except OSError as error:
-        raise EngineError(
-            f"{file.parent} can't be written: {error.strerror}; set {CACHE_VARIABLE} to a folder"
-        ) from error
-    return content
+    with ExitStack() as stack:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_locked(file.with_suffix(".lock")))
+        except OSError as error:
+            fix = f"set {CACHE_VARIABLE} to a folder that can"
+            raise EngineError(f"{file.parent} can't be written ({error.strerror}): {fix}") from error
+        if (content := _read(file)) is None:  # another process may just have made it
+            content = make()
+            _keep(file, content)
+        return content
 
 
 def build(trt: TensorRT, model: bytes, profiles: Sequence[Profile], gpu: str, **options: Any) -> bytes:
@@ -76,11 +76,7 @@ def build(trt: TensorRT, model: bytes, profiles: Sequence[Profile], gpu: str, **
     timings = cache_folder() / "timings" / f"{engine_key(trt.name, trt.version, gpu)}.timings"
     built = build_engine(trt, model, profiles, timing_cache=_read(timings) or b"", **options)
     if built.timing_cache:
-        try:
-            timings.parent.mkdir(parents=True, exist_ok=True)
-            _write(timings, built.timing_cache)
-        except OSError as error:  # the next build is slower
-            logger.warning("the timings of this build are not kept: %s", error)
+        _keep(timings, built.timing_cache)
     return built.engine
 
 
@@ -100,10 +96,15 @@ def _read(file: Path) -> bytes | None:
     return None
 
 
-def _write(file: Path, content: bytes) -> None:
-    with staged(file) as new:
-        new.path.write_bytes(hashlib.sha256(content).hexdigest().encode() + content)
-        new.commit()
+def _keep(file: Path, content: bytes) -> None:
+    """Write it down. If that fails, it has to be made again the next time, and can still be used now."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with staged(file) as new:
+            new.path.write_bytes(hashlib.sha256(content).hexdigest().encode() + content)
+            new.commit()
+    except OSError as error:
+        logger.warning("%s can't be written (%s): it will be made again", file, error.strerror)
 
 
 @contextmanager

@@ -136,7 +136,11 @@ class _FixedContext:
         addresses[self._engine.interface.output] = slot.output.pointer
         for name, pointer in addresses.items():
             require(context.set_tensor_address(name, pointer), f"set_tensor_address({name})")
-        require(context.infer_shapes() == [], "infer_shapes")
+        try:
+            missing = context.infer_shapes()
+        except RuntimeError as error:
+            raise EngineError(f"infer_shapes failed: {error}") from error
+        require(missing == [], "infer_shapes")
         context.set_device_memory(slot.activations.pointer, slot.activations.size)
 
     def enqueue(self) -> None:

@@ -80,6 +80,17 @@ def test_a_folder_that_can_not_be_written(folder: Path) -> None:
         cached("k", lambda: b"x")
 
 
+def test_a_full_disk_does_not_lose_what_was_built(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(file: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sbert_infer.engine_cache.staged", full)
+    assert cached("k", lambda: b"built") == b"built"
+    assert "No space left" in caplog.text
+
+
 def build_slowly(log: str) -> None:
     def make() -> bytes:
         with Path(log).open("a") as file:

@@ -1,0 +1,329 @@
+"""`AsyncEngine`: many callers, one engine. Their texts wait in one queue and run together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .call import CLOSED, Call, CallOptions, Encoded, within
+from .engine import Engine, OnTruncate
+from .errors import EngineError, TruncationError, WorkerError, warn
+from .pipeline import unique_texts
+from .scheduler import Limits, Scheduler
+from .texts import as_texts, check_texts
+from .tokenizer_pool import TokenizerPool
+from .workers import Observe, Workers
+
+__all__ = ["AsyncEngine", "AsyncStats"]
+
+logger = logging.getLogger(__package__)
+
+Vectors = npt.NDArray[np.float32]
+
+# To reserve room for texts before their tokens are counted.
+_CHARACTERS_PER_TOKEN = 4
+
+
+@dataclass(frozen=True)
+class AsyncStats:
+    """What an `AsyncEngine` has done, and what it is doing now."""
+
+    ready: bool
+    queued_texts: int  # that have not started
+    queued_tokens: int
+    oldest_age_s: float  # of the texts in the queue
+    running_batches: int
+    tokens_per_s: float | None  # under load, as measured
+    requests: int  # all that follow are since the start
+    texts: int
+    tokens: int
+    truncated: int  # texts
+    batches: int
+    batch_tokens: int  # tokens that ran; identical texts of one call run once
+    padded_tokens: int  # the same, padding included
+    restarts: int  # how often hung or dead workers were replaced
+    errors: Mapping[str, int]  # calls that failed, by the name of the exception
+
+
+class AsyncEngine:
+    """Encodes texts for many concurrent callers of an asyncio program.
+
+    >>> async with AsyncEngine("model.onnx") as engine:   # doctest: +SKIP
+    ...     vectors = await engine.encode(["A cat sat."])
+
+    Vectors are those of `Engine.encode`. Batches are formed across callers, from texts of like length. All calls are
+    to come from one event loop, and from the process that opened the engine.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Engine,
+        *,
+        max_batch_tokens: int | None = None,
+        max_queue_tokens: int = 2**20,
+        max_delay_ms: float = 2.0,
+        timeout_s: float = 30.0,
+        hang_timeout_s: float = 20.0,
+        observe: Observe = lambda name, value: None,
+    ) -> None:
+        """Open `model` and start the workers. Takes as long as opening an `Engine`.
+
+        Args:
+            model: a file written by `sbert-export`, or an engine, which is then not closed with this one.
+            max_batch_tokens: tokens that run together, padding included; the backend's best by default.
+            max_queue_tokens: tokens that may wait. A call beyond that is refused at once.
+            max_delay_ms: how long a batch that is not full may wait for more texts while others run.
+            timeout_s: how long a call may take, if it does not say so itself.
+            hang_timeout_s: a batch that runs for longer than this is given up, and what runs it is replaced.
+            observe: called from several threads, as `observe(name, value)`, with the seconds that a call spent on
+                "tokenize", "queue" (each batch it has a part in) and "total", and of each batch "run", its seconds,
+                and "batch_tokens".
+
+        """
+        _check_positive(timeout_s=timeout_s, hang_timeout_s=hang_timeout_s, max_queue_tokens=max_queue_tokens)
+        if max_delay_ms < 0:
+            raise ValueError(f"max_delay_ms must be at least 0, got {max_delay_ms}")
+        self._owns = not isinstance(model, Engine)
+        self.engine = model if isinstance(model, Engine) else Engine(model, max_batch_tokens=max_batch_tokens)
+        self.timeout_s = timeout_s
+        self._observe = _guarded(observe)
+        self._pipeline = self.engine._open()
+        backend = self._pipeline.backend
+        if max_batch_tokens is not None and not 1 <= max_batch_tokens <= backend.max_batch_tokens:
+            raise ValueError(f"max_batch_tokens must be 1 to {backend.max_batch_tokens}, the engine's own")
+        budget = max_batch_tokens or backend.max_batch_tokens
+        limits = Limits(
+            max_batch_tokens=budget,
+            min_batch_tokens=min(budget, backend.min_batch_tokens),
+            workers=backend.workers,
+            max_length=self.engine.manifest.max_length,
+            edges=backend.edges,
+            max_queue_tokens=max_queue_tokens,
+            max_delay_s=max_delay_ms / 1000,
+        )
+        self._scheduler = Scheduler(limits)
+        self._workers = Workers(
+            self._scheduler,
+            self._pipeline,
+            self.engine.replace_backend,
+            hang_timeout_s=hang_timeout_s,
+            observe=self._observe,
+        )
+        self._tokenizers = TokenizerPool(self._pipeline, include_prompt=self.engine.manifest.include_prompt)
+        self._calls: set[Call] = set()
+        self._active = 0  # calls from their first to their last line
+        self._closing = self._closed = False  # no new calls; no calls at all
+        self._counts: Counter[str] = Counter()
+        self._errors: Counter[str] = Counter()
+
+    async def encode(
+        self,
+        texts: str | Iterable[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        on_truncate: OnTruncate | None = None,
+        timeout_s: float | None = None,
+    ) -> Vectors:
+        """Encode one text or many, as `Engine.encode` does. Cancelling drops what has not started.
+
+        Raises `OverloadedError` at once if the queue is full or too long for the timeout, `DeadlineError` after
+        `timeout_s`, `TextError` if the model fails on one of the texts, and `WorkerError` if it can't run for now.
+        """
+        encoded = await self.encode_counted(
+            texts,
+            prompt_name,
+            prompt,
+            normalize_embeddings=normalize_embeddings,
+            truncate_dim=truncate_dim,
+            on_truncate=on_truncate,
+            timeout_s=timeout_s,
+        )
+        return encoded.vectors
+
+    async def encode_counted(
+        self,
+        texts: str | Iterable[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        on_truncate: OnTruncate | None = None,
+        timeout_s: float | None = None,
+    ) -> Encoded:
+        """As `encode`, with the number of tokens and of truncated texts."""
+        arrival = time.monotonic()
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        _check_positive(timeout_s=timeout_s)
+        on_truncate = self.engine.on_truncate if on_truncate is None else on_truncate
+        if on_truncate not in ("warn", "error", "ignore"):
+            raise ValueError(f"on_truncate must be 'warn', 'error' or 'ignore', got {on_truncate!r}")
+        if self._closing:
+            raise EngineError("this engine is closed")
+        prompt = self.engine._resolve_prompt(prompt, prompt_name)
+        options = CallOptions(prompt, self.engine._resolve_dim(truncate_dim), normalize_embeddings, arrival + timeout_s)
+        source, single = as_texts(texts)
+        known = list(source)
+        check_texts(known)
+        with self._counted(len(known), arrival):
+            if not known:
+                return Encoded(np.empty(0, np.float32), 0, 0)
+            encoded = await self._encode(known, options, arrival, on_truncate)
+        return Encoded(encoded.vectors[0], encoded.tokens, encoded.truncated) if single else encoded
+
+    @property
+    def ready(self) -> bool:
+        """Whether calls are taken and workers are there to run them."""
+        return not self._closing and self._workers.ready
+
+    def stats(self) -> AsyncStats:
+        """Counters and gauges, as of now."""
+        scheduler = self._scheduler
+        with self._workers.changed:
+            return AsyncStats(
+                ready=self.ready,
+                queued_texts=scheduler.queued_texts,
+                queued_tokens=scheduler.queued_tokens,
+                oldest_age_s=scheduler.oldest_age(time.monotonic()),
+                running_batches=len(scheduler.running),
+                tokens_per_s=scheduler.tokens_per_s,
+                **{name: self._counts[name] for name in ("requests", "texts", "tokens", "truncated")},
+                batches=scheduler.batches,
+                batch_tokens=scheduler.batch_tokens,
+                padded_tokens=scheduler.padded_tokens,
+                restarts=self._workers.restarts,
+                errors=dict(self._errors),
+            )
+
+    async def close(self, drain_s: float = 10.0) -> None:
+        """Take no more calls, give those under way `drain_s` to end, fail the rest, stop. Again does nothing."""
+        if self._closing:
+            return
+        self._closing = True
+        until = time.monotonic() + drain_s
+        while self._active and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+        self._closed = True
+        for call in list(self._calls):
+            self._drop(call)
+            call.fail(EngineError(CLOSED))
+        await asyncio.to_thread(self._tokenizers.close)
+        await asyncio.to_thread(self._workers.stop, max(1.0, until - time.monotonic()))
+        if self._owns and not self._scheduler.running:  # what still runs would be waited for
+            await asyncio.to_thread(self.engine.close)
+
+    async def __aenter__(self) -> AsyncEngine:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncEngine({self.engine!r})"
+
+    async def _encode(self, texts: list[str], options: CallOptions, arrival: float, on_truncate: OnTruncate) -> Encoded:
+        unique, inverse = unique_texts(texts)
+        with self._reserved(unique, options.deadline):
+            tokenized, prompt_length = await self._tokenizers.tokenize(unique, options.prompt, options.deadline)
+        self._observe("tokenize", time.monotonic() - arrival)
+        each = slice(None) if inverse is None else inverse
+        tokens, truncated = int(tokenized.lengths[each].sum()), tokenized.truncated[each]
+        self._counts.update(tokens=tokens, truncated=int(truncated.sum()))
+        self._deal_with_truncation(truncated, on_truncate)
+        dim = self._pipeline.dim
+        call = Call(tokenized, inverse, options, arrival=arrival, prompt_length=prompt_length, dim=dim)
+        return Encoded(await self._wait_for(call), tokens, int(truncated.sum()))
+
+    async def _wait_for(self, call: Call) -> Vectors:
+        """Queue a call, and wait for what becomes of it."""
+        with self._workers.changed:
+            self._check(call.tokens, call.deadline)
+            self._scheduler.add(call)
+            self._workers.changed.notify_all()
+        self._calls.add(call)
+        try:
+            return await within(call.future, call.deadline)
+        finally:
+            if not call.ended:
+                self._drop(call)
+            self._calls.discard(call)
+
+    def _drop(self, call: Call) -> None:
+        with self._workers.changed:
+            self._scheduler.drop(call)
+
+    def _check(self, tokens: int, deadline: float) -> None:
+        """Raise if there is no point in waiting. Called with the lock held."""
+        if self._closed:
+            raise EngineError(CLOSED)
+        if self._workers.problem:
+            raise WorkerError(self._workers.problem, 1.0)
+        self._scheduler.check(tokens, deadline, time.monotonic())
+
+    @contextmanager
+    def _reserved(self, texts: list[str], deadline: float) -> Iterator[None]:
+        """Hold room in the queue for texts whose tokens are not counted yet."""
+        limits = self._scheduler.limits
+        guess = sum(min(limits.max_length, len(text) // _CHARACTERS_PER_TOKEN + 1) for text in texts)
+        guess = max(len(texts), min(guess, limits.max_queue_tokens))  # a text has at least one
+        with self._workers.changed:
+            self._check(guess, deadline)
+            self._scheduler.reserved_tokens += guess
+        try:
+            yield
+        finally:
+            with self._workers.changed:
+                self._scheduler.reserved_tokens -= guess
+
+    @contextmanager
+    def _counted(self, texts: int, arrival: float) -> Iterator[None]:
+        self._counts.update(requests=1, texts=texts)
+        self._active += 1
+        try:
+            yield
+        except BaseException as error:
+            self._errors[type(error).__name__] += 1
+            raise
+        finally:
+            self._active -= 1
+            self._observe("total", time.monotonic() - arrival)
+
+    def _deal_with_truncation(self, truncated: npt.NDArray[np.bool_], on_truncate: OnTruncate) -> None:
+        if on_truncate == "ignore" or not truncated.any():
+            return
+        limit, count = self._pipeline.tokenizer.max_length, int(truncated.sum())
+        if on_truncate == "error":
+            first = int(truncated.argmax())
+            raise TruncationError(f"text {first} has more than {limit} tokens; shorten it or set on_truncate")
+        warn(f"{count} of {len(truncated)} texts were cut to {limit} tokens; see AsyncEngine.encode(on_truncate=...)")
+
+
+def _guarded(observe: Observe) -> Observe:
+    """`observe`, whose errors are logged: they may not end a worker."""
+
+    def call(name: str, value: float) -> None:
+        try:
+            observe(name, value)
+        except Exception:
+            logger.exception("observe(%r, %r) failed", name, value)
+
+    return call
+
+
+def _check_positive(**values: Any) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be more than 0, got {value}")

@@ -1,0 +1,65 @@
+"""Tokenizing beside an event loop: in other threads, and in pieces, so that many callers can take turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from .call import CLOSED, within
+from .errors import EngineError
+from .pipeline import Pipeline
+from .tokenizer import TokenizedTexts
+
+__all__ = ["TokenizerPool"]
+
+Result = TypeVar("Result")
+
+# Texts that are tokenized in one go: a caller with one text waits no longer than that for a caller with thousands.
+_PIECE_TEXTS = 64
+_THREADS = 2  # the tokenizer shares a piece among the cores by itself, and releases the GIL
+
+
+class TokenizerPool:
+    """Threads that run the tokenizer of a pipeline."""
+
+    def __init__(self, pipeline: Pipeline, *, include_prompt: bool) -> None:
+        self._pipeline, self._include_prompt = pipeline, include_prompt
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sbert-infer-tokenizer")
+
+    async def tokenize(self, texts: list[str], prompt: str, deadline: float) -> tuple[TokenizedTexts, int]:
+        """The tokens of `texts`, with `prompt` before each, and how many of them pooling leaves out."""
+        tokenizer = self._pipeline.tokenizer
+
+        def tokenize(start: int) -> TokenizedTexts:
+            piece = texts[start : start + _PIECE_TEXTS]
+            return tokenizer([prompt + text for text in piece] if prompt else piece)
+
+        skip = 0
+        if prompt and not self._include_prompt:
+            skip = await self._run(tokenizer.prompt_length, prompt, deadline)
+        starts = range(0, len(texts), _PIECE_TEXTS)
+        return _join([await self._run(tokenize, start, deadline) for start in starts]), skip
+
+    def close(self) -> None:
+        """Take no more pieces, and wait for those that were."""
+        self._threads.shutdown()
+
+    async def _run(self, function: Callable[..., Result], argument: object, deadline: float) -> Result:
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._threads, function, argument)
+        except RuntimeError:  # the threads were shut down
+            raise EngineError(CLOSED) from None
+        return await within(future, deadline)
+
+
+def _join(pieces: list[TokenizedTexts]) -> TokenizedTexts:
+    if len(pieces) == 1:
+        return pieces[0]
+    ids, lengths, truncated = (
+        np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("ids", "lengths", "truncated")
+    )
+    return TokenizedTexts(ids, np.cumsum(lengths) - lengths, lengths, truncated)

@@ -1,0 +1,339 @@
+"""`AsyncEngine`: many callers at once, with a real model, and with a fake one that waits on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sbert_infer import (
+    AsyncEngine,
+    DeadlineError,
+    Engine,
+    EngineError,
+    OverloadedError,
+    SbertInferWarning,
+    TruncationError,
+)
+from tests.checkpoints import ODD_TEXTS, TEXTS
+from tests.fake_backend import FakeBackend, Gate, install, run, until
+
+
+@pytest.fixture
+def fakes(small: Engine, monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend]:
+    return install(small, monkeypatch)
+
+
+# The same vectors ---------------------------------------------------------------------------------------------------
+
+
+def test_vectors_are_those_of_the_engine(small: Engine) -> None:
+    cases: list[dict[str, Any]] = [
+        {"texts": TEXTS[0]},
+        {"texts": list(TEXTS)},
+        {"texts": np.array(TEXTS)},
+        {"texts": (text for text in TEXTS)},
+        {"texts": [*TEXTS, *TEXTS[::-1], "", ""]},
+        {"texts": TEXTS, "prompt_name": "query"},
+        {"texts": TEXTS, "prompt": ""},
+        {"texts": TEXTS, "normalize_embeddings": True, "truncate_dim": 7},
+        {"texts": list(ODD_TEXTS) * 20, "on_truncate": "ignore"},
+        {"texts": []},
+    ]
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            results = await asyncio.gather(*(engine.encode(**case) for case in cases[:3] + cases[4:]))
+            results.insert(3, await engine.encode(**cases[3]))
+        cases[3]["texts"] = TEXTS
+        small.on_truncate = "ignore"
+        for case, vectors in zip(cases, results, strict=True):
+            case.pop("on_truncate", None)
+            expected = small.encode(case.pop("texts"), **case)
+            assert (vectors.shape, vectors.dtype) == (expected.shape, expected.dtype)
+            np.testing.assert_allclose(vectors, expected, atol=1e-6, rtol=0)
+
+    run(main)
+
+
+def test_every_caller_has_its_own_vectors(small: Engine, fakes: list[FakeBackend]) -> None:
+    random = np.random.default_rng(0)
+    words = " ".join(TEXTS).split()
+    jobs = [
+        [" ".join(random.choice(words, random.integers(1, 30))) for _ in range(random.choice([1, 1, 1, 3, 70]))]
+        for _ in range(120)
+    ]
+    prompts = [str(random.choice(["query", "other", "document"])) for _ in jobs]
+    expected = [small.encode(job, prompt_name=name) for job, name in zip(jobs, prompts, strict=True)]
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            calls = [engine.encode(job, prompt_name=name) for job, name in zip(jobs, prompts, strict=True)]
+            for vectors, wanted in zip(await asyncio.gather(*calls), expected, strict=True):
+                np.testing.assert_array_equal(vectors, wanted)
+            assert engine.stats().batches < 0.5 * sum(map(len, jobs))
+
+    run(main)
+
+
+def test_a_wrong_argument_is_refused_as_by_the_engine(small: Engine) -> None:
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            for arguments, error, message in (
+                ({"texts": b"bytes"}, TypeError, "needs a str or an iterable"),
+                ({"texts": ["a", 1]}, TypeError, "text 1 must be a str"),
+                ({"texts": "a", "prompt_name": "none"}, ValueError, "not among the model's prompts"),
+                ({"texts": "a", "truncate_dim": 0}, ValueError, "truncate_dim must be at least 1"),
+                ({"texts": "a", "on_truncate": "no"}, ValueError, "on_truncate must be 'warn'"),
+                ({"texts": "a", "timeout_s": 0}, ValueError, "timeout_s must be more than 0"),
+            ):
+                with pytest.raises(error, match=message):
+                    await engine.encode(**arguments)
+
+    run(main)
+    for setting in ("timeout_s", "hang_timeout_s", "max_queue_tokens"):
+        wrong: dict[str, Any] = {setting: -1}
+        with pytest.raises(ValueError, match=f"{setting} must be more than 0, got -1"):
+            AsyncEngine(small, **wrong)
+    with pytest.raises(ValueError, match="max_batch_tokens must be 1 to 512"):
+        AsyncEngine(small, max_batch_tokens=513)
+
+
+# Waiting, and not waiting -------------------------------------------------------------------------------------------
+
+
+def test_texts_of_many_callers_run_together(small: Engine, fakes: list[FakeBackend]) -> None:
+    gate = fakes[0].fault = Gate()
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            first = [asyncio.ensure_future(engine.encode(text)) for text in TEXTS[:2]]
+            await gate.wait_for(2)
+            more = [asyncio.ensure_future(engine.encode(f"text {number}")) for number in range(20)]
+            await until(lambda: engine.stats().queued_texts == 20)
+            assert engine.stats().oldest_age_s > 0
+            gate.opened.set()
+            await asyncio.gather(*first, *more)
+            assert max(fakes[0].seen) > 5
+
+    run(main)
+
+
+def test_cancelling_drops_what_has_not_started(small: Engine, fakes: list[FakeBackend]) -> None:
+    gate = fakes[0].fault = Gate()
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            first = [asyncio.ensure_future(engine.encode(text)) for text in TEXTS[:2]]
+            await gate.wait_for(2)
+            dropped = [asyncio.ensure_future(engine.encode(f"text {number}")) for number in range(200)]
+            kept = asyncio.ensure_future(engine.encode("kept"))
+            await until(lambda: engine.stats().queued_texts == 201)
+            for call in dropped:
+                call.cancel()
+            assert all(
+                isinstance(r, asyncio.CancelledError) for r in await asyncio.gather(*dropped, return_exceptions=True)
+            )
+            assert engine.stats().queued_texts == 1
+            gate.opened.set()
+            await asyncio.gather(*first, kept)
+            assert sum(fakes[0].seen) == 3
+            assert engine.stats().errors == {"CancelledError": 200}
+
+    run(main)
+
+
+def test_a_call_ends_at_its_deadline_and_does_not_run_later(small: Engine, fakes: list[FakeBackend]) -> None:
+    gate = fakes[0].fault = Gate()
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            first = [asyncio.ensure_future(engine.encode(text)) for text in TEXTS[:2]]
+            await gate.wait_for(2)
+            started = time.monotonic()
+            with pytest.raises(DeadlineError, match="not done in time: raise timeout_s"):
+                await engine.encode(["a", "b", "c"], timeout_s=0.2)
+            assert 0.2 <= time.monotonic() - started < 0.7
+            gate.opened.set()
+            await asyncio.gather(*first)
+            await engine.encode("d")
+            assert sum(fakes[0].seen) == 3
+
+    run(main)
+
+
+def test_a_full_queue_refuses_at_once_and_takes_calls_again(small: Engine, fakes: list[FakeBackend]) -> None:
+    gate = fakes[0].fault = Gate()
+
+    async def main() -> None:
+        async with AsyncEngine(small, max_queue_tokens=300) as engine:
+            first = [asyncio.ensure_future(engine.encode(text)) for text in TEXTS[:2]]
+            await gate.wait_for(2)
+            calls = [asyncio.ensure_future(engine.encode(f"{text} {n}")) for n in range(50) for text in TEXTS]
+            await until(lambda: sum(call.done() for call in calls) > 400)
+            assert 0 < engine.stats().queued_tokens <= 300
+            gate.opened.set()
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            refused = [result for result in results if isinstance(result, BaseException)]
+            assert {type(error) for error in refused} == {OverloadedError}
+            assert 400 < len(refused) < len(calls)
+            await asyncio.gather(*first)
+            assert (await engine.encode(TEXTS[:6])).shape == (6, 24)
+            with pytest.raises(ValueError, match="more than max_queue_tokens=300: send fewer at once"):
+                await engine.encode([f"{text} {n}" for n in range(50) for text in TEXTS])
+
+    run(main)
+
+
+def test_tokenizing_does_not_hold_up_the_event_loop(small: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = small._open().tokenizer
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+
+            def slow(texts: Any) -> Any:
+                time.sleep(0.2)
+                return tokenizer(texts)
+
+            monkeypatch.setattr(engine._pipeline, "tokenizer", slow)
+            call = asyncio.ensure_future(engine.encode("a", prompt=""))
+            ticks = 0
+            while not call.done():
+                await asyncio.sleep(0.005)
+                ticks += 1
+            assert ticks >= 10
+
+    run(main)
+
+
+def test_one_text_is_served_between_thousands(small: Engine, fakes: list[FakeBackend]) -> None:
+    fakes[0].fault = lambda vectors: time.sleep(0.005)
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            large = asyncio.ensure_future(engine.encode([f"{text} {n}" for n in range(100) for text in TEXTS]))
+            await until(lambda: engine.stats().batches > 5)
+            for number in range(3):
+                before = engine.stats().batches
+                await engine.encode(f"small {number}")
+                assert engine.stats().batches - before < 25
+            assert not large.done()
+            await large
+            assert engine.stats().batches > 150
+
+    run(main)
+
+
+# Truncation, statistics, the end ------------------------------------------------------------------------------------
+
+
+def test_truncation(small: Engine) -> None:
+    texts = ["short", " ".join(TEXTS), "short", " ".join(TEXTS)]
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            with pytest.raises(TruncationError, match="text 1 has more than 64 tokens"):
+                await engine.encode(texts, on_truncate="error")
+            with pytest.warns(SbertInferWarning, match="2 of 4 texts were cut to 64 tokens") as warned:
+                encoded = await engine.encode_counted(texts)
+            assert warned[0].filename == __file__
+            assert encoded.truncated == 2
+            short = len(small.tokenizer.encode("sort these by topic: short").ids)
+            assert encoded.tokens == 2 * 64 + 2 * short
+            await engine.encode(texts, on_truncate="ignore")
+            assert engine.stats().truncated == 6
+
+    run(main)
+
+
+def test_statistics(small: Engine, fakes: list[FakeBackend]) -> None:
+    observed: dict[str, list[float]] = {}
+
+    def observe(name: str, value: float) -> None:
+        observed.setdefault(name, []).append(value)
+        if name == "queue":
+            raise RuntimeError("a full disk")  # is logged, and harms nobody
+
+    async def main() -> None:
+        async with AsyncEngine(small, observe=observe) as engine:
+            encoded = await engine.encode_counted(list(TEXTS))
+            again = await engine.encode_counted(TEXTS[0])
+            stats = engine.stats()
+        assert (stats.requests, stats.texts, stats.tokens) == (2, 13, encoded.tokens + again.tokens)
+        assert stats.batch_tokens == stats.tokens <= stats.padded_tokens
+        assert (stats.queued_texts, stats.queued_tokens, stats.running_batches, stats.oldest_age_s) == (0, 0, 0, 0)
+        assert (stats.ready, stats.restarts, stats.errors) == (True, 0, {})
+        assert stats.batches == len(fakes[0].seen) == len(observed["run"])
+        assert sum(observed["batch_tokens"]) == stats.batch_tokens
+        assert len(observed["total"]) == len(observed["tokenize"]) == 2
+        assert all(0 <= value < 30 for values in (observed["total"], observed["queue"]) for value in values)
+
+    run(main)
+
+
+def test_close_lets_calls_end(small_onnx: Path) -> None:
+    before = set(threading.enumerate())
+
+    async def main() -> None:
+        engine = AsyncEngine(small_onnx)
+        call = asyncio.ensure_future(engine.encode([f"{text} {n}" for n in range(50) for text in TEXTS]))
+        await asyncio.sleep(0)
+        await engine.close(drain_s=30)
+        assert (await call).shape == (600, 24)
+        assert not engine.ready
+        with pytest.raises(EngineError, match="this engine is closed"):
+            await engine.encode("late")
+        with pytest.raises(EngineError, match="this engine is closed"):
+            engine.engine.encode("late")
+        await engine.close()
+
+    run(main)
+    assert set(threading.enumerate()) <= before
+
+
+def test_close_fails_what_does_not_end(small: Engine, fakes: list[FakeBackend]) -> None:
+    gate = fakes[0].fault = Gate()
+
+    async def main() -> None:
+        engine = AsyncEngine(small)
+        calls = [asyncio.ensure_future(engine.encode([f"{n} {text}" for text in TEXTS])) for n in range(3)]
+        await gate.wait_for(2)
+        started = time.monotonic()
+        await engine.close(drain_s=0.1)
+        assert time.monotonic() - started < 5
+        for call in calls:
+            with pytest.raises(EngineError, match="closed during this call"):
+                await call
+        gate.opened.set()
+
+    run(main)
+    assert small.encode("still open").shape == (24,)  # it was lent
+
+
+EXIT = """
+import asyncio, sys, time
+from sbert_infer import AsyncEngine
+
+async def main():
+    engine = AsyncEngine(sys.argv[1])
+    engine._pipeline.backend.run = lambda *_, **__: time.sleep(1000)
+    asyncio.ensure_future(engine.encode("hangs"))
+    await asyncio.sleep(0.2)
+    print("end")
+
+asyncio.run(main())
+"""
+
+
+def test_a_worker_that_hangs_does_not_keep_the_process(small_onnx: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EXIT, small_onnx], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr

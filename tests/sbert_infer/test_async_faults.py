@@ -1,0 +1,231 @@
+"""`AsyncEngine` when a text, a worker or the whole backend fails: who gets an error, and what goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sbert_infer import AsyncEngine, Engine, EngineError, TextError, WorkerError
+from tests.checkpoints import TEXTS
+from tests.fake_backend import FakeBackend, Gate, Vectors, install, run, until
+
+
+@pytest.fixture
+def fakes(small: Engine, monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend]:
+    return install(small, monkeypatch)
+
+
+def vector_of(engine: Engine, text: str) -> Vectors:
+    """What the fake makes of a text, as it comes out of the model."""
+    pipeline = engine._open()
+    tokenized = pipeline.tokenizer(["sort these by topic: " + text])
+    ids, mask = pipeline.pad(tokenized, np.array([0]), int(tokenized.lengths[0]))
+    vector: Vectors = FakeBackend().run(ids, mask)[0]
+    return vector
+
+
+def faulty(engine: Engine, text: str, do: Callable[[Vectors, Any], object]) -> Callable[[Vectors], None]:
+    """A fault for batches that hold `text`."""
+    culprit = vector_of(engine, text)
+
+    def fault(vectors: Vectors) -> None:
+        found = (vectors == culprit).all(axis=1)
+        if found.any():
+            do(vectors, found)
+
+    return fault
+
+
+# One bad text -------------------------------------------------------------------------------------------------------
+
+
+def spoil(vectors: Vectors, found: Any) -> None:
+    vectors[found, 3] = np.nan
+
+
+def spoil_all(vectors: Vectors, found: Any) -> None:
+    vectors[:] = np.nan
+
+
+def refuse(vectors: Vectors, found: Any) -> None:
+    raise ValueError("no such token")
+
+
+@pytest.mark.parametrize(
+    ("do", "message"),
+    [(spoil, "NaN or infinity"), (spoil_all, "NaN or infinity"), (refuse, "the model fails: no such token")],
+)
+def test_only_the_culprit_gets_the_error(
+    do: Callable[[Vectors, Any], object], message: str, small: Engine, fakes: list[FakeBackend]
+) -> None:
+    others = [f"{number} {text}" for number in range(5) for text in TEXTS]
+    expected = small.encode(others)
+    fakes[0].fault = faulty(small, "a bad text", do)
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            bad = engine.encode([others[0], others[1], "a bad text", others[0]])
+            results = await asyncio.gather(bad, *map(engine.encode, others), return_exceptions=True)
+            assert isinstance(results[0], TextError)
+            assert str(results[0]).startswith("text 2: ")
+            assert message in str(results[0])
+            np.testing.assert_array_equal(np.stack(results[1:]), expected)  # type: ignore[arg-type]
+            assert engine.ready
+            assert engine.stats().restarts == 0
+            assert engine.stats().errors == {"TextError": 1}
+
+    run(main)
+
+
+# Workers that hang or die -------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_hangs_is_replaced(small: Engine, fakes: list[FakeBackend]) -> None:
+    gate = Gate()
+    expected = small.encode(list(TEXTS))
+    fakes[0].fault = faulty(small, "a bad text", lambda vectors, found: gate(vectors))
+
+    async def main() -> None:
+        async with AsyncEngine(small, hang_timeout_s=0.3) as engine:
+            hangs = asyncio.ensure_future(engine.encode("a bad text"))
+            await gate.wait_for(1)
+            started = time.monotonic()
+            fine = asyncio.ensure_future(engine.encode(list(TEXTS)))
+            with pytest.raises(WorkerError, match=r"hung for 0\.3 s; retry in 1\.0 s") as lost:
+                await hangs
+            assert time.monotonic() - started < 1.3
+            assert lost.value.retry_after_s == 1.0
+            await until(lambda: engine.ready)
+            np.testing.assert_array_equal(await fine, expected)
+            np.testing.assert_array_equal(await engine.encode(list(TEXTS)), expected)
+            assert len(fakes) == 2
+            assert fakes[1].seen
+            assert engine.stats().restarts == 1
+            await until(lambda: fakes[0].closed)
+            gate.opened.set()  # it comes back, and finds nobody waiting
+            np.testing.assert_array_equal(await engine.encode("a bad text"), small.encode("a bad text"))
+
+    run(main)
+
+
+def test_it_is_not_ready_until_the_worker_is_replaced(
+    small: Engine, fakes: list[FakeBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, opened = threading.Event(), threading.Event()
+    replace = small.replace_backend
+
+    def slowly() -> Any:
+        opening.set()
+        assert opened.wait(timeout=30)
+        return replace()
+
+    monkeypatch.setattr(small, "replace_backend", slowly)
+
+    def die(vectors: Vectors) -> None:
+        raise SystemExit("the driver is gone")
+
+    fakes[0].fault = die
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            assert engine.ready
+            with pytest.raises(WorkerError, match=r"died: SystemExit\('the driver is gone'\)"):
+                await engine.encode("one")
+            assert not engine.ready
+            waits = asyncio.ensure_future(engine.encode("two"))
+            assert await asyncio.to_thread(opening.wait, 1.0)
+            assert not engine.ready
+            assert not waits.done()
+            opened.set()
+            np.testing.assert_array_equal(await waits, small.encode("two"))
+            assert engine.ready
+
+    run(main)
+
+
+def test_a_backend_that_fails_on_everything_is_replaced(small: Engine, fakes: list[FakeBackend]) -> None:
+    def broken(vectors: Vectors) -> None:
+        raise RuntimeError("CUDA error 700")
+
+    fakes[0].fault = broken
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            with pytest.raises(WorkerError, match="CUDA error 700"):
+                await engine.encode(list(TEXTS))
+            np.testing.assert_array_equal(await engine.encode(list(TEXTS)), small.encode(list(TEXTS)))
+
+    run(main)
+
+
+def test_if_the_model_does_not_open_again_calls_fail_until_it_does(
+    small: Engine, fakes: list[FakeBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, allowed = small.replace_backend, threading.Event()
+
+    def reopen() -> Any:
+        if not allowed.is_set():
+            raise EngineError("no such file")
+        return replace()
+
+    monkeypatch.setattr(small, "replace_backend", reopen)
+    gate = Gate()
+
+    def hang_up(vectors: Vectors) -> None:
+        gate(vectors)
+        raise SystemExit
+
+    fakes[0].fault = hang_up
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            running = [asyncio.ensure_future(engine.encode(text)) for text in TEXTS[:2]]
+            await gate.wait_for(2)
+            queued = asyncio.ensure_future(engine.encode("queued"))
+            await until(lambda: engine.stats().queued_texts == 1)
+            gate.opened.set()
+            for call in [*running, queued]:
+                with pytest.raises(WorkerError):
+                    await call
+            with pytest.raises(WorkerError, match="can't be opened again: no such file; retry in"):
+                await engine.encode("new")
+            assert not engine.ready
+            allowed.set()
+            await until(lambda: engine.ready)
+            np.testing.assert_array_equal(await engine.encode("new"), small.encode("new"))
+
+    run(main)
+
+
+def test_after_too_many_hung_workers_only_a_new_process_helps(
+    small: Engine, fakes: list[FakeBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbert_infer.workers._MAX_HUNG", 1)
+    gate = fakes[0].fault = Gate()
+
+    async def main() -> None:
+        async with AsyncEngine(small, hang_timeout_s=0.1) as engine:
+            with pytest.raises(WorkerError, match="hung"):
+                await engine.encode("one")
+            await until(lambda: bool(engine._workers.problem))
+            with pytest.raises(WorkerError, match="1 workers hang and keep their memory: restart the process"):
+                await engine.encode("two")
+            assert not engine.ready
+            assert len(fakes) == 1
+            gate.opened.set()
+
+    run(main)
+
+
+def test_another_model_in_the_same_file_is_not_opened(small: Engine, export_checkpoint: Callable[..., Path]) -> None:
+    other = export_checkpoint("bert")
+    small._artifact = type(small._artifact)(other, small.manifest, small._artifact.tokenizer_json)
+    with pytest.raises(EngineError, match="is another model than the one that was opened"):
+        small.replace_backend()
