@@ -23,7 +23,7 @@ from sbert_infer.export.modules import NormalizeSpec, PoolingSpec
 from sbert_infer.export.options import ExportOptions, Step
 from sbert_infer.export.overflow import refuse_overflow
 from sbert_infer.export.parity import MIN_COSINE, Expected, compare, expect
-from sbert_infer.export.save import MAX_PROTOBUF_BYTES, check_free
+from sbert_infer.export.save import MAX_PROTOBUF_BYTES, check_free, weight_bytes
 from sbert_infer.export.source import Loaded, load
 from sbert_infer.export.twin import cpu_twin
 from sbert_infer.files import staged
@@ -94,7 +94,7 @@ def _check_range(loaded: Loaded, options: ExportOptions, step: Step) -> Expected
 def _convert(loaded: Loaded, options: ExportOptions) -> _Graphs:
     reference = loaded.reference
     half = to_half(reference, token_output=options.pooling == "kernel")
-    weights = sum(value.const_value.nbytes for value in half.graph.initializers.values() if value.const_value)
+    weights = weight_bytes(half)
     if weights > MAX_PROTOBUF_BYTES:
         size = f"{weights / 1e9:.1f} GB of FP16 weights"
         raise ExportError(f"{loaded.draft.name} has {size}, a plan holds up to 2 GB: export it without --fp16")

@@ -18,7 +18,7 @@ from sbert_infer.artifact import DataFile, Manifest, append_metadata, open_artif
 from sbert_infer.errors import ArtifactError, ExportError
 from sbert_infer.files import StagedFile, staged
 
-__all__ = ["MAX_PROTOBUF_BYTES", "StagedArtifact", "check_free", "check_writable", "stage"]
+__all__ = ["MAX_PROTOBUF_BYTES", "StagedArtifact", "check_free", "check_writable", "stage", "weight_bytes"]
 
 MAX_PROTOBUF_BYTES = 2**31 - 2**27  # protobuf's limit is 2 GiB; tokenizers of 30 MB exist, and the graph adds its own
 
@@ -83,7 +83,7 @@ def stage(model: ir.Model, draft: Manifest, tokenizer_json: str, target: Path) -
         with _blaming(target):
             _remove_stale(target)
             file = stack.enter_context(staged(target))
-            if _weight_bytes(model) > MAX_PROTOBUF_BYTES:
+            if weight_bytes(model) > MAX_PROTOBUF_BYTES:
                 folder = stack.enter_context(_staging_folder(target))
                 artifact = _write_large(model, draft, tokenizer_json, file, folder)
             else:
@@ -166,7 +166,8 @@ def _data_file(path: Path) -> DataFile:
         return DataFile(path.name, path.stat().st_size, sha256(file))
 
 
-def _weight_bytes(model: ir.Model) -> int:
+def weight_bytes(model: ir.Model) -> int:
+    """What the constants of `model` take."""
     values = model.graph.initializers.values()
     return sum(value.const_value.nbytes for value in values if value.const_value is not None)
 

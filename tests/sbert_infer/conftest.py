@@ -67,3 +67,19 @@ def _sentence_transformer(path: Path) -> Any:
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(str(path), device="cpu")
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """`lab(gpus=2)`: a `Lab`, with a double of that many GPUs. For tests that skip without TensorRT-RTX."""
+    from tests.tensorrt_lab import Lab
+
+    labs: list[Lab] = []
+
+    def make(gpus: int = 1) -> Lab:
+        labs.append(Lab(monkeypatch, gpus))
+        return labs[-1]
+
+    yield make
+    for made in labs:
+        made.close()

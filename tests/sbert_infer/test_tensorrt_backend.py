@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -23,20 +23,6 @@ pytest.importorskip("cuda.bindings.runtime")
 
 from tests.tensorrt_double import REAL_TRT
 from tests.tensorrt_lab import PROFILES, SHAPES, Lab, check, expected, texts
-
-
-@pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Lab]]:
-    labs: list[Lab] = []
-
-    def make(gpus: int = 1) -> Lab:
-        labs.append(Lab(monkeypatch, gpus))
-        return labs[-1]
-
-    yield make
-    for made in labs:
-        made.close()
-
 
 # -------------------------------------------------------------------------------------------------------------- vectors
 

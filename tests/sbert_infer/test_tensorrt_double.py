@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,20 +21,6 @@ pytest.importorskip("cuda.bindings.runtime")
 from tests.cuda_double import Machine, Misuse
 from tests.tensorrt_double import REAL_TRT, DoubleConfig, DoubleContext, DoubleEngine, double_tensorrt
 from tests.tensorrt_lab import PROFILES, Lab, check
-
-
-@pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Lab]]:
-    labs: list[Lab] = []
-
-    def make(gpus: int = 1) -> Lab:
-        labs.append(Lab(monkeypatch, gpus))
-        return labs[-1]
-
-    yield make
-    for made in labs:
-        made.close()
-
 
 REAL_CLASSES = {
     DoubleContext: REAL_TRT.IExecutionContext,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,20 +20,6 @@ pytest.importorskip("tensorrt_rtx")
 pytest.importorskip("cuda.bindings.runtime")
 
 from tests.tensorrt_lab import CAPTURE_FAILED, OUT_OF_MEMORY, PROFILES, SHAPES, Lab, check, texts
-
-
-@pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Lab]]:
-    labs: list[Lab] = []
-
-    def make(gpus: int = 1) -> Lab:
-        labs.append(Lab(monkeypatch, gpus))
-        return labs[-1]
-
-    yield make
-    for made in labs:
-        made.close()
-
 
 # --------------------------------------------------------------------------------------------------------------- errors
 
