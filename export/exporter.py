@@ -18,6 +18,7 @@ from sbert_infer.export.probe import SENTENCES
 from sbert_infer.export.reference import Reference
 from sbert_infer.export.save import check_free, check_writable, stage
 from sbert_infer.export.source import load
+from sbert_infer.export.tune import tune
 
 __all__ = ["ExportOptions", "default_output", "export", "export_onnx"]
 
@@ -49,6 +50,8 @@ def export_onnx(source: str | Path, target: Path, options: ExportOptions, step: 
         draft = replace(loaded.draft, fusion=asdict(fused))
         if options.int8:
             quantize(model, _calibration_batches(reference, options.calibration or [*SENTENCES, *texts[::_EVERY]]))
+        elif not options.portable:
+            tune(model)
     threshold = options.min_cosine or MIN_COSINE[options.precision]
     with stage(model, draft, loaded.tokenizer_json, target) as artifact:
         with step("verify", f"{len(texts)} texts against eager PyTorch", 2 * len(texts)) as progress:

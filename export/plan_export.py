@@ -25,6 +25,7 @@ from sbert_infer.export.overflow import refuse_overflow
 from sbert_infer.export.parity import MIN_COSINE, Expected, compare, expect
 from sbert_infer.export.save import MAX_PROTOBUF_BYTES, check_free, weight_bytes
 from sbert_infer.export.source import Loaded, load
+from sbert_infer.export.tune import tune
 from sbert_infer.export.twin import cpu_twin
 from sbert_infer.files import staged
 from sbert_infer.plan import EngineFile, write_plan
@@ -101,7 +102,7 @@ def _convert(loaded: Loaded, options: ExportOptions) -> _Graphs:
     model = ir.to_proto(half).SerializeToString()
     fused = convert(reference)
     fusion = asdict(count_fused(fused, reference.layers, reference.gelu_layers))
-    return _Graphs(model, cpu_twin(fused, model).model, fusion)
+    return _Graphs(model, cpu_twin(tune(fused), model).model, fusion)
 
 
 def _lengths(loaded: Loaded, options: ExportOptions) -> npt.NDArray[np.int64] | None:

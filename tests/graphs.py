@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,14 @@ def constants(model: onnx.ModelProto) -> dict[str, Array]:
 
 
 def nodes(model: onnx.ModelProto, *op_types: str) -> list[onnx.NodeProto]:
-    """The graph's nodes of these types."""
-    return [node for node in model.graph.node if node.op_type in op_types]
+    """The graph's nodes of these types, where it has two branches those of the second."""
+    return [node for node in _flat(model.graph) if node.op_type in op_types]
+
+
+def _flat(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        branches = {attribute.name: attribute.g for attribute in node.attribute}
+        yield from _flat(branches["else_branch"]) if node.op_type == "If" else [node]
 
 
 def cosine(a: Array, b: Array) -> Array:
