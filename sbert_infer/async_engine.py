@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .call import CLOSED, Call, CallOptions, Encoded, within
-from .engine import Engine, OnTruncate
+from .engine import Engine
 from .errors import EngineError, TruncationError, WorkerError, warn
 from .pipeline import unique_texts
 from .scheduler import Limits, Scheduler
-from .texts import as_texts, check_texts
+from .texts import OnTruncate, as_texts, check_texts
+from .tokenizer import TokenizedTexts
 from .tokenizer_pool import TokenizerPool
 from .workers import Observe, Workers
 
@@ -166,27 +167,37 @@ class AsyncEngine:
     ) -> Encoded:
         """As `encode`, with the number of tokens and of truncated texts."""
         arrival = time.monotonic()
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        _check_positive(timeout_s=timeout_s)
-        on_truncate = self.engine.on_truncate if on_truncate is None else on_truncate
-        if on_truncate not in ("warn", "error", "ignore"):
-            raise ValueError(f"on_truncate must be 'warn', 'error' or 'ignore', got {on_truncate!r}")
-        if self._closing:
-            raise EngineError("this engine is closed")
         prompt = self.engine._resolve_prompt(prompt, prompt_name)
-        options = CallOptions(prompt, self.engine._resolve_dim(truncate_dim), normalize_embeddings, arrival + timeout_s)
+        options = self._options(arrival, prompt, truncate_dim, normalize_embeddings, on_truncate, timeout_s)
         source, single = as_texts(texts)
         known = list(source)
         check_texts(known)
         with self._counted(len(known), arrival):
             if not known:
                 return Encoded(np.empty(0, np.float32), 0, 0)
-            encoded = await self._encode(known, options, arrival, on_truncate)
+            encoded = await self._encode(known, options, arrival)
         return Encoded(encoded.vectors[0], encoded.tokens, encoded.truncated) if single else encoded
+
+    async def encode_tokens(
+        self,
+        token_ids: Sequence[Sequence[int]],
+        *,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        on_truncate: OnTruncate | None = None,
+        timeout_s: float | None = None,
+    ) -> Encoded:
+        """As `encode_counted`, for texts that this model's own tokenizer has tokenized, special tokens included."""
+        arrival = time.monotonic()
+        options = self._options(arrival, "", truncate_dim, normalize_embeddings, on_truncate, timeout_s)
+        with self._counted(len(token_ids), arrival):
+            if not len(token_ids):
+                return Encoded(np.empty(0, np.float32), 0, 0)
+            return await self._run(self._pipeline.tokenizer.tokenized(token_ids), None, options, arrival)
 
     @property
     def ready(self) -> bool:
-        """Whether calls are taken and workers are there to run them."""
+        """Whether calls are taken, and workers are there to run them, none of which seems to hang."""
         return not self._closing and self._workers.ready
 
     def stats(self) -> AsyncStats:
@@ -234,18 +245,50 @@ class AsyncEngine:
     def __repr__(self) -> str:
         return f"AsyncEngine({self.engine!r})"
 
-    async def _encode(self, texts: list[str], options: CallOptions, arrival: float, on_truncate: OnTruncate) -> Encoded:
+    def _options(
+        self,
+        arrival: float,
+        prompt: str,
+        truncate_dim: int | None,
+        normalize: bool,
+        on_truncate: OnTruncate | None,
+        timeout_s: float | None,
+    ) -> CallOptions:
+        """What a caller asks for, with the defaults filled in."""
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        _check_positive(timeout_s=timeout_s)
+        on_truncate = self.engine.on_truncate if on_truncate is None else on_truncate
+        if on_truncate not in ("warn", "error", "ignore"):
+            raise ValueError(f"on_truncate must be 'warn', 'error' or 'ignore', got {on_truncate!r}")
+        if self._closing:
+            raise EngineError("this engine is closed")
+        dim = self.engine._resolve_dim(truncate_dim)
+        return CallOptions(prompt, dim, normalize, on_truncate, arrival + timeout_s)
+
+    async def _encode(self, texts: list[str], options: CallOptions, arrival: float) -> Encoded:
         unique, inverse = unique_texts(texts)
         with self._reserved(unique, options.deadline):
             tokenized, prompt_length = await self._tokenizers.tokenize(unique, options.prompt, options.deadline)
         self._observe("tokenize", time.monotonic() - arrival)
+        return await self._run(tokenized, inverse, options, arrival, prompt_length)
+
+    async def _run(
+        self,
+        tokenized: TokenizedTexts,
+        inverse: npt.NDArray[np.int64] | None,
+        options: CallOptions,
+        arrival: float,
+        prompt_length: int = 0,
+    ) -> Encoded:
         each = slice(None) if inverse is None else inverse
         tokens, truncated = int(tokenized.lengths[each].sum()), tokenized.truncated[each]
-        self._counts.update(tokens=tokens, truncated=int(truncated.sum()))
-        self._deal_with_truncation(truncated, on_truncate)
+        self._counts["tokens"] += tokens
+        self._counts["truncated"] += (cut := int(truncated.sum()))
+        if cut:
+            self._deal_with_truncation(truncated, options.on_truncate)
         dim = self._pipeline.dim
         call = Call(tokenized, inverse, options, arrival=arrival, prompt_length=prompt_length, dim=dim)
-        return Encoded(await self._wait_for(call), tokens, int(truncated.sum()))
+        return Encoded(await self._wait_for(call), tokens, cut)
 
     async def _wait_for(self, call: Call) -> Vectors:
         """Queue a call, and wait for what becomes of it."""
@@ -290,7 +333,8 @@ class AsyncEngine:
 
     @contextmanager
     def _counted(self, texts: int, arrival: float) -> Iterator[None]:
-        self._counts.update(requests=1, texts=texts)
+        self._counts["requests"] += 1
+        self._counts["texts"] += texts
         self._active += 1
         try:
             yield
@@ -302,7 +346,7 @@ class AsyncEngine:
             self._observe("total", time.monotonic() - arrival)
 
     def _deal_with_truncation(self, truncated: npt.NDArray[np.bool_], on_truncate: OnTruncate) -> None:
-        if on_truncate == "ignore" or not truncated.any():
+        if on_truncate == "ignore":
             return
         limit, count = self._pipeline.tokenizer.max_length, int(truncated.sum())
         if on_truncate == "error":

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,9 +16,10 @@ import numpy.typing as npt
 from .errors import DeadlineError, TextError
 from .output import finish
 from .scheduler import Request
+from .texts import OnTruncate
 from .tokenizer import TokenizedTexts
 
-__all__ = ["CLOSED", "Call", "CallOptions", "Encoded", "within"]
+__all__ = ["CLOSED", "Call", "CallOptions", "Encoded", "succeed", "within"]
 
 Indices = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
@@ -42,6 +44,7 @@ class CallOptions:
     prompt: str
     dim: int
     normalize: bool
+    on_truncate: OnTruncate
     deadline: float
 
 
@@ -62,20 +65,19 @@ class Call(Request):
         self.tokenized = tokenized
         self._inverse, self._options = inverse, options
         self._vectors = np.empty((len(tokenized.lengths), dim), np.float32)
-        self._loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Vectors] = self._loop.create_future()
+        self.future: asyncio.Future[Vectors] = asyncio.get_running_loop().create_future()
 
     def store(self, rows: Indices, vectors: Vectors) -> None:
         """Keep the vectors of some texts."""
         self._vectors[rows] = vectors
 
-    def succeed(self) -> None:
-        """All vectors are there: make of them what was asked for."""
+    def result(self) -> tuple[Vectors | None, Exception | None]:
+        """What was asked for, made of the vectors, which are all there."""
         try:
             vectors = self._vectors if self._inverse is None else self._vectors[self._inverse]
-            self._settle(finish(vectors, self._options.dim, self._options.normalize), None)
+            return finish(vectors, self._options.dim, self._options.normalize), None
         except Exception as error:  # whatever it is, somebody waits
-            self.fail(error)
+            return None, error
 
     def blame(self, row: int, reason: str) -> None:
         """The text of this row can't be encoded."""
@@ -84,25 +86,50 @@ class Call(Request):
 
     def fail(self, error: Exception) -> None:
         """Let the caller have an error instead of vectors."""
-        self._settle(None, error)
+        _settle([(self.future, None, error)])
 
-    def _settle(self, vectors: Vectors | None, error: Exception | None) -> None:
-        with contextlib.suppress(RuntimeError):  # its event loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(_settle, self.future, vectors, error)
+
+def succeed(calls: Iterable[Call]) -> None:
+    """Let the callers have their vectors."""
+    _settle([(call.future, *call.result()) for call in calls])
+
+
+Outcome = tuple["asyncio.Future[Vectors]", Vectors | None, Exception | None]
+
+
+def _settle(outcomes: list[Outcome]) -> None:
+    """From any thread, and once for all of them: waking an event loop is a system call."""
+    if outcomes:
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+            outcomes[0][0].get_loop().call_soon_threadsafe(_set, outcomes)
+
+
+def _set(outcomes: list[Outcome]) -> None:
+    for future, vectors, error in outcomes:
+        if future.done():
+            continue
+        if error is not None:
+            future.set_exception(error)
+        elif vectors is not None:
+            future.set_result(vectors)
 
 
 async def within(future: asyncio.Future[Result], deadline: float) -> Result:
-    """Wait for `future` until `deadline`, on the monotonic clock."""
+    """Wait for `future` until `deadline`, on the monotonic clock. As `asyncio.wait_for`, at a fifth of its cost."""
+    if deadline == math.inf:
+        return await future
+    late = False
+
+    def expire() -> None:
+        nonlocal late
+        late = future.cancel()
+
+    timer = asyncio.get_running_loop().call_later(max(0.0, deadline - time.monotonic()), expire)
     try:
-        return await asyncio.wait_for(future, None if deadline == math.inf else deadline - time.monotonic())
-    except asyncio.TimeoutError:
+        return await future
+    except asyncio.CancelledError:
+        if not late:
+            raise
         raise DeadlineError("the call was not done in time: raise timeout_s, or send fewer texts at once") from None
-
-
-def _settle(future: asyncio.Future[Vectors], vectors: Vectors | None, error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    elif vectors is not None:
-        future.set_result(vectors)
+    finally:
+        timer.cancel()

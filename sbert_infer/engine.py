@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +20,10 @@ from .output import check_filled, check_options, check_out, finish, given, place
 from .pipeline import EncodeStats, Pipeline, Window
 from .precision import reduce_precision
 from .similarity import SIMILARITIES, pairwise_similarity, similarity
-from .texts import as_texts, check_text
+from .texts import OnTruncate, as_texts, check_text
 from .tokenizer import Tokenizer
 
 __all__ = ["Engine"]
-
-OnTruncate = Literal["warn", "error", "ignore"]
 
 
 class Engine:
@@ -164,13 +163,38 @@ class Engine:
 
         Texts are read some thousands ahead, so that they can be sorted by length. The arguments are those of `encode`.
         """
+        for window in self.encode_windows(
+            texts,
+            prompt_name,
+            prompt,
+            batch_size,
+            normalize_embeddings=normalize_embeddings,
+            truncate_dim=truncate_dim,
+        ):
+            yield from window.vectors
+
+    def encode_windows(
+        self,
+        texts: Iterable[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        *,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        progress: Callable[[int], object] = lambda count: None,
+    ) -> Iterator[Window]:
+        """As `encode_iter`, but some thousands of vectors at a time, with their statistics.
+
+        `progress` is told how many more texts are done.
+        """
         source, single = as_texts(texts)
         if single:
             raise TypeError("encode_iter needs an iterable of texts, got one str: use encode")
         prompt = self._resolve_prompt(prompt, prompt_name)
         dim = self._resolve_dim(truncate_dim)
-        for window in self._windows(source, prompt, batch_size, lambda count: None):
-            yield from finish(window.vectors, dim, normalize_embeddings)
+        for window in self._windows(source, prompt, batch_size, progress):
+            yield replace(window, vectors=finish(window.vectors, dim, normalize_embeddings))
 
     def encode_query(
         self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, **options: Any

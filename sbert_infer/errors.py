@@ -7,6 +7,7 @@
     ├── ArtifactError        the file is not an artifact that this version can run
     │   ├── CorruptError     it was one, but its bytes have changed
     │   └── VersionError     it was written by a newer version of sbert-infer
+    ├── EmbedError           a corpus can't be read, or its vectors can't be written
     └── EngineError          the engine can't run (closed, used after a fork, missing package)
         ├── TruncationError  a text is longer than the model's limit and on_truncate="error"
         ├── TextError        the model fails on this text, and on no other
@@ -30,6 +31,7 @@ __all__ = [
     "CheckpointError",
     "CorruptError",
     "DeadlineError",
+    "EmbedError",
     "EngineError",
     "ExportError",
     "OverloadedError",
@@ -43,6 +45,9 @@ __all__ = [
     "WorkerError",
     "warn",
 ]
+
+
+_SOONEST_RETRY_S = 0.1  # or all who are refused come back at once
 
 
 class SbertInferError(Exception):
@@ -80,6 +85,10 @@ class VersionError(ArtifactError):
     """An artifact in a format newer than this version of sbert-infer knows."""
 
 
+class EmbedError(SbertInferError):
+    """A corpus that can't be read, or whose vectors can't be written."""
+
+
 class EngineError(SbertInferError):
     """An engine that can't run."""
 
@@ -100,8 +109,8 @@ class RetryableError(EngineError):
     """A call that may succeed if made again, `retry_after_s` seconds later."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
-        self.retry_after_s = retry_after_s
-        super().__init__(f"{message}; retry in {retry_after_s:.1f} s")
+        self.retry_after_s = max(_SOONEST_RETRY_S, retry_after_s)
+        super().__init__(f"{message}; retry in {self.retry_after_s:.1f} s")
 
 
 class OverloadedError(RetryableError):

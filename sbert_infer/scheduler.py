@@ -12,6 +12,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -46,7 +47,7 @@ class Limits:
     max_queue_tokens: int = 2**20
     max_delay_s: float = 0.002
 
-    @property
+    @cached_property
     def quantum(self) -> int:
         """Tokens that a request may take in its turn."""
         return max(self.max_batch_tokens, self.max_length)

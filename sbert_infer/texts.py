@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["as_texts", "check_text", "check_texts"]
+__all__ = ["OnTruncate", "as_texts", "check_text", "check_texts"]
+
+OnTruncate = Literal["warn", "error", "ignore"]  # what to do about a text that is longer than the model's limit
 
 
 def as_texts(inputs: Any) -> tuple[Iterable[str], bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -37,7 +37,23 @@ class TokenizedTexts:
             position = position - (length - lengths)
         mask = (position >= 0) & (position < lengths)  # [rows, length]
         where = np.where(mask, self.starts[rows, None] + position, 0)
-        return np.where(mask, self.ids[where], pad_id), mask.astype(np.int64)
+        ids = self.ids if len(self.ids) else np.zeros(1, np.int64)  # no token at all: every text is empty
+        return np.where(mask, ids[where], pad_id), mask.astype(np.int64)
+
+    @classmethod
+    def joined(cls, parts: Iterable[tuple[TokenizedTexts, Ids]]) -> TokenizedTexts:
+        """Some rows of each of several."""
+        ids: list[Ids] = []
+        lengths: list[Ids] = []
+        truncated: list[npt.NDArray[np.bool_]] = []
+        for texts, rows in parts:
+            lengths.append(texts.lengths[rows])
+            truncated.append(texts.truncated[rows])
+            starts = texts.starts[rows]
+            ends = starts + lengths[-1]
+            ids += [texts.ids[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        each = np.concatenate(lengths)
+        return cls(np.concatenate(ids), np.cumsum(each) - each, each, np.concatenate(truncated))
 
 
 class Tokenizer:
@@ -49,18 +65,39 @@ class Tokenizer:
         self.backend.enable_truncation(max_length, direction=truncation_side)
         self.max_length = max_length
         self._can_cut = truncation_side == "right"
+        self._vocabulary = 1 + max(self.backend.get_vocab().values(), default=-1)
         self._special_ids = {id for id, token in self.backend.get_added_tokens_decoder().items() if token.special}
 
     def __call__(self, texts: Sequence[str]) -> TokenizedTexts:
         """Tokenize `texts`; longer ones are cut and marked."""
         if max(map(len, texts), default=0) > _LONG * self.max_length:
             texts = [self._prefix(text) for text in texts]
-        encodings = self.backend.encode_batch_fast(texts)
+        # One by itself is not worth waking the tokenizer's threads for.
+        alone = len(texts) == 1
+        encodings = [self.backend.encode(texts[0])] if alone else self.backend.encode_batch_fast(texts)
         count = len(encodings)
         lengths = np.fromiter(map(len, encodings), np.int64, count)
         ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), np.int64, int(lengths.sum()))
         truncated = np.fromiter((bool(e.overflowing) for e in encodings), np.bool_, count)
         return TokenizedTexts(ids, np.cumsum(lengths) - lengths, lengths, truncated)
+
+    def tokenized(self, token_ids: Sequence[Sequence[int]]) -> TokenizedTexts:
+        """Texts that were tokenized elsewhere, each as it is; longer ones are cut and marked."""
+        for index, ids in enumerate(token_ids):
+            if not len(ids):
+                raise ValueError(f"text {index} has no token ids")
+            for id in ids:
+                if isinstance(id, bool) or not isinstance(id, (int, np.integer)):
+                    raise TypeError(f"text {index}: a token id must be an int, got {id!r:.60}")
+                if not 0 <= id < self._vocabulary:
+                    raise ValueError(
+                        f"text {index}: the model has no token {id}, its ids end at {self._vocabulary - 1}"
+                    )
+        lengths = np.fromiter(map(len, token_ids), np.int64, len(token_ids))
+        kept = np.minimum(lengths, self.max_length)
+        cut = slice(self.max_length) if self._can_cut else slice(-self.max_length, None)
+        flat = np.fromiter(chain.from_iterable(each[cut] for each in token_ids), np.int64, int(kept.sum()))
+        return TokenizedTexts(flat, np.cumsum(kept) - kept, kept, lengths > kept)
 
     def prompt_length(self, prompt: str) -> int:
         """How many leading tokens a prompt takes: all of its own, less a special one at its end."""

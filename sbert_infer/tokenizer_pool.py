@@ -21,6 +21,8 @@ Result = TypeVar("Result")
 # Texts that are tokenized in one go: a caller with one text waits no longer than that for a caller with thousands.
 _PIECE_TEXTS = 64
 _THREADS = 2  # the tokenizer shares a piece among the cores by itself, and releases the GIL
+# Characters that are tokenized in the event loop itself, in some 0.2 ms: handing them to a thread would cost as much.
+_FEW_CHARACTERS = 1000
 
 
 class TokenizerPool:
@@ -33,6 +35,8 @@ class TokenizerPool:
     async def tokenize(self, texts: list[str], prompt: str, deadline: float) -> tuple[TokenizedTexts, int]:
         """The tokens of `texts`, with `prompt` before each, and how many of them pooling leaves out."""
         tokenizer = self._pipeline.tokenizer
+        if not prompt and sum(map(len, texts)) <= _FEW_CHARACTERS:
+            return tokenizer(texts), 0
 
         def tokenize(start: int) -> TokenizedTexts:
             piece = texts[start : start + _PIECE_TEXTS]
@@ -41,8 +45,8 @@ class TokenizerPool:
         skip = 0
         if prompt and not self._include_prompt:
             skip = await self._run(tokenizer.prompt_length, prompt, deadline)
-        starts = range(0, len(texts), _PIECE_TEXTS)
-        return _join([await self._run(tokenize, start, deadline) for start in starts]), skip
+        pieces = [await self._run(tokenize, start, deadline) for start in range(0, len(texts), _PIECE_TEXTS)]
+        return TokenizedTexts.joined((piece, np.arange(len(piece.lengths))) for piece in pieces), skip
 
     def close(self) -> None:
         """Take no more pieces, and wait for those that were."""
@@ -54,12 +58,3 @@ class TokenizerPool:
         except RuntimeError:  # the threads were shut down
             raise EngineError(CLOSED) from None
         return await within(future, deadline)
-
-
-def _join(pieces: list[TokenizedTexts]) -> TokenizedTexts:
-    if len(pieces) == 1:
-        return pieces[0]
-    ids, lengths, truncated = (
-        np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("ids", "lengths", "truncated")
-    )
-    return TokenizedTexts(ids, np.cumsum(lengths) - lengths, lengths, truncated)

@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .backend import Backend
-from .call import Call
+from .call import Call, succeed
 from .errors import WorkerError
 from .pipeline import Pipeline
 from .planner import plan_batches
 from .scheduler import Part, Request, Scheduler, Work
+from .tokenizer import TokenizedTexts
 
 __all__ = ["Observe", "Workers", "find_faults"]
 
@@ -30,6 +31,9 @@ Observe = Callable[[str, float], object]
 _WATCH_S = 0.2
 _RETRY_S = 1.0
 _LONGEST_RETRY_S = 30.0
+# A batch that takes so many times as long as usual, but at least so long, seems to hang: `ready` turns off.
+_SUSPECT_TIMES = 10
+_SUSPECT_S = 0.5
 # Each backend that was left behind keeps its memory. After so many, only a new process helps.
 _MAX_HUNG = 3
 
@@ -69,6 +73,8 @@ class Workers:
         self._threads: list[threading.Thread] = []
         self._runs: dict[Work, _Run] = {}
         self._hung: list[threading.Thread] = []
+        self._usual_s: float | None = None  # that a batch takes, of late
+        self._suspected = False  # whether one that runs seems to hang
         self._failures = 0  # of opening a fresh backend, in a row
         self._retry_at = -math.inf
         self._stop = threading.Event()
@@ -78,8 +84,8 @@ class Workers:
 
     @property
     def ready(self) -> bool:
-        """Whether there are workers."""
-        return self._backend is not None and not self._stop.is_set()
+        """Whether there are workers, and none seems to hang."""
+        return self._backend is not None and not self._suspected and not self._stop.is_set()
 
     def stop(self, timeout_s: float) -> None:
         """Start no more batches, and wait for those that run, but not for what hangs."""
@@ -127,18 +133,17 @@ class Workers:
         """Run some texts of a batch and keep their vectors. Gives those whose vectors are not finite."""
         work.last_started = time.monotonic()
         calls = [(cast(Call, request), rows) for request, rows in parts]
-        padded = [self._pipeline.pad(call.tokenized, rows, work.length) for call, rows in calls]
-        ids, mask = (np.concatenate(arrays) for arrays in zip(*padded, strict=True))  # [texts, length]
+        tokenized = TokenizedTexts.joined((call.tokenized, rows) for call, rows in calls)
+        ids, mask = self._pipeline.pad(tokenized, np.arange(len(tokenized.lengths)), work.length)  # [texts, length]
         vectors = backend.run(ids, mask, work.prompt_length, alone=work.alone)  # [texts, dim]
         finite: npt.NDArray[np.bool_] = np.isfinite(vectors).all(axis=1)  # type: ignore[assignment]
         bad: list[Part] = []
-        start = 0
+        stop = 0
         for call, rows in calls:
-            stop = start + len(rows)
+            start, stop = stop, stop + len(rows)
             call.store(rows, vectors[start:stop])
-            if not finite[start:stop].all():
+            if not all(finite[start:stop].tolist()):
                 bad.append((call, rows[~finite[start:stop]]))
-            start = stop
         return bad
 
     def _check(self, backend: Backend) -> None:
@@ -147,16 +152,17 @@ class Workers:
             raise ArithmeticError("it gives NaN or infinity for an ordinary text")
 
     def _finish(self, work: Work, faults: list[Fault]) -> None:
+        took = time.monotonic() - work.started
         with self.changed:
+            self._usual_s = max(took, 0.9 * (self._usual_s or 0.0))
             for fault in faults:
                 self._scheduler.drop(fault.request)
             finished = self._scheduler.done(work, time.monotonic())
             self._runs.pop(work, None)
         for fault in faults:
             cast(Call, fault.request).blame(fault.row, fault.reason)
-        for request in finished:
-            cast(Call, request).succeed()
-        self._observe("run", time.monotonic() - work.started)
+        succeed(cast(Call, request) for request in finished)
+        self._observe("run", took)
         self._observe("batch_tokens", work.tokens)
         for request in {request for request, _ in work.parts}:
             self._observe("queue", work.started - request.arrival)
@@ -179,13 +185,20 @@ class Workers:
 
     def _watch(self) -> None:
         while not self._stop.wait(_WATCH_S):
-            before = time.monotonic() - self._hang_timeout_s
+            now, patience_s = time.monotonic(), self._patience_s()
             with self.changed:
-                hung = [work for work in self._scheduler.running if work.last_started < before]
+                hung = [work for work in self._scheduler.running if work.last_started < now - self._hang_timeout_s]
+                self._suspected = any(work.last_started < now - patience_s for work in self._scheduler.running)
             for work in hung:
                 self._lose(work, f"the worker that ran it hung for {self._hang_timeout_s:g} s")
             if self._backend is None and time.monotonic() >= self._retry_at:
                 self._replace()
+
+    def _patience_s(self) -> float:
+        """How long a batch may run before it seems to hang. It is given up only after `hang_timeout_s`."""
+        if self._usual_s is None:
+            return self._hang_timeout_s
+        return min(self._hang_timeout_s, max(_SUSPECT_S, _SUSPECT_TIMES * self._usual_s))
 
     def _replace(self) -> None:
         """Open a fresh backend. Until that succeeds, what is queued fails, rather than wait for nothing."""

@@ -83,6 +83,31 @@ def test_every_caller_has_its_own_vectors(small: Engine, fakes: list[FakeBackend
     run(main)
 
 
+def test_token_ids_give_the_vectors_of_their_texts(small: Engine) -> None:
+    texts = [*TEXTS, "long " * 500]
+    ids = [small.tokenizer.encode(text).ids for text in texts]
+    extra = [*ids[-1], 5, 6, 7]
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            expected = await engine.encode_counted(texts, prompt="", truncate_dim=8, on_truncate="ignore")
+            found = await engine.encode_tokens([*ids[:-1], extra], truncate_dim=8, on_truncate="ignore")
+            np.testing.assert_allclose(found.vectors, expected.vectors, atol=1e-6)
+            assert (found.tokens, found.truncated) == (expected.tokens, 1)
+            assert (await engine.encode_tokens([])).vectors.shape == (0,)
+            with pytest.raises(TruncationError, match="text 1 "):
+                await engine.encode_tokens([ids[0], extra], on_truncate="error")
+            last = small.tokenizer.get_vocab_size() - 1
+            await engine.encode_tokens([[last]])
+            for bad, culprit in (([[1], []], "text 1 has no"), ([[1], [2, last + 1]], f"text 1: .* {last + 1}")):
+                with pytest.raises(ValueError, match=culprit):
+                    await engine.encode_tokens(bad)
+            with pytest.raises(TypeError, match=r"text 0: .* True"):
+                await engine.encode_tokens([[True]])
+
+    run(main)
+
+
 def test_a_wrong_argument_is_refused_as_by_the_engine(small: Engine) -> None:
     async def main() -> None:
         async with AsyncEngine(small) as engine:
@@ -203,7 +228,7 @@ def test_tokenizing_does_not_hold_up_the_event_loop(small: Engine, monkeypatch: 
                 return tokenizer(texts)
 
             monkeypatch.setattr(engine._pipeline, "tokenizer", slow)
-            call = asyncio.ensure_future(engine.encode("a", prompt=""))
+            call = asyncio.ensure_future(engine.encode("a " * 1000, prompt=""))
             ticks = 0
             while not call.done():
                 await asyncio.sleep(0.005)

@@ -115,6 +115,25 @@ def test_a_worker_that_hangs_is_replaced(small: Engine, fakes: list[FakeBackend]
     run(main)
 
 
+def test_it_is_not_ready_while_a_worker_seems_to_hang(small: Engine, fakes: list[FakeBackend]) -> None:
+    """Long before it is given up; and nothing is lost if it only was slow."""
+
+    async def main() -> None:
+        async with AsyncEngine(small, hang_timeout_s=60) as engine:
+            await engine.encode(TEXTS)
+            gate = Gate()
+            fakes[0].fault = gate
+            call = asyncio.ensure_future(engine.encode(TEXTS[0]))
+            await until(lambda: not engine.ready)
+            assert not call.done()
+            gate.opened.set()
+            await call
+            await until(lambda: engine.ready)
+            assert engine.stats().restarts == 0
+
+    run(main)
+
+
 def test_it_is_not_ready_until_the_worker_is_replaced(
     small: Engine, fakes: list[FakeBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
