@@ -1,0 +1,47 @@
+"""Vectors as JSON. Large answers are made in pieces, with a turn for other requests after each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from starlette.responses import Response
+
+__all__ = ["as_numbers", "json_array", "json_response"]
+
+Vectors = npt.NDArray[np.float32]
+
+_encoder = msgspec.json.Encoder()
+_PIECE_NUMBERS = 64 * 384  # some 3 ms
+# Digits that tell every float32 from its neighbours.
+_DIGITS = 9
+
+
+def json_response(content: object, headers: dict[str, str] | None = None) -> Response:
+    """An answer of status 200."""
+    return Response(_encoder.encode(content), headers=headers, media_type="application/json")
+
+
+async def json_array(vectors: Vectors, items: Callable[[int, Vectors], list[object]]) -> msgspec.Raw:
+    """A JSON array of `items(start, some vectors)` for all vectors, [texts, dim]."""
+    if not np.isfinite(vectors).all():  # would become null
+        raise ArithmeticError("a vector is not finite")
+    rows = max(1, _PIECE_NUMBERS // vectors.shape[1])
+    pieces = []
+    for start in range(0, len(vectors), rows):
+        if start:
+            await asyncio.sleep(0)
+        pieces.append(_encoder.encode(items(start, vectors[start : start + rows]))[1:-1])
+    return msgspec.Raw(b"[" + b",".join(pieces) + b"]")
+
+
+def as_numbers(vectors: Vectors) -> list[list[float]]:
+    """The vectors as the shortest numbers that are still the same float32: a third less to send than their float64."""
+    wide = vectors.astype(np.float64)
+    magnitude = np.floor(np.log10(np.maximum(np.abs(wide), 1e-45)))
+    scale = 10.0 ** (_DIGITS - 1 - magnitude)
+    numbers: list[list[float]] = (np.round(wide * scale) / scale).tolist()
+    return numbers

@@ -1,0 +1,181 @@
+"""Reading what a client sends: bounded in bytes, also after decompression, and in time; and noticing that it left."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import zlib
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
+
+from .problems import Problem, respond
+from .room import take_room
+from .settings import MAX_INPUTS, Settings
+
+__all__ = ["ClientLeft", "decode", "read_body", "refuse", "while_connected"]
+
+Result = TypeVar("Result")
+Wanted = TypeVar("Wanted")
+
+# A client gets more time for each byte that has come, so a large body may take long, but a trickle may not.
+_SLOWEST_BYTES_PER_S = 16 * 2**10
+_DRAIN_S = 2.0
+_PIECE_BYTES = 2**20  # to decompress in one go
+_MAX_QUOTES = 2 * (MAX_INPUTS + 100)  # that are not escaped: of all inputs, and of all fields
+_JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;|$)", re.IGNORECASE)
+
+
+class ClientLeft(Exception):  # noqa: N818  it is nobody's error
+    """The client closed the connection before it had its answer."""
+
+
+async def read_body(request: Request, settings: Settings) -> bytes:
+    """The body, decompressed."""
+    _check_type(request)
+    inflate = _Inflate() if _is_compressed(request) else None
+    if int(request.headers.get("content-length") or 0) > settings.max_body_bytes:
+        raise _too_large(settings.max_body_bytes)
+    body, received, start, more = bytearray(), 0, time.monotonic(), True
+    while more:
+        until = start + settings.read_timeout_s + received / _SLOWEST_BYTES_PER_S
+        message = await _receive(request, until)
+        more, chunk = message.get("more_body", False), message.get("body", b"")
+        received += len(chunk)
+        for piece in inflate(chunk) if inflate else (chunk,):
+            take_room(request, len(piece))
+            body += piece
+            if max(received, len(body)) > settings.max_body_bytes:
+                raise _too_large(settings.max_body_bytes, " after decompression" if inflate else "")
+            if inflate:
+                await asyncio.sleep(0)  # a turn for others
+    if inflate:
+        inflate.finish()
+    return bytes(body)
+
+
+async def refuse(problem: Problem, request: Request, max_body_bytes: int) -> Response:
+    """The answer to a request that is not served. What the client still sends is read first, or it would not see it."""
+    if not await _drain(request, max_body_bytes):
+        problem.headers["connection"] = "close"
+    return respond(problem, request.url.path)
+
+
+async def _drain(request: Request, max_bytes: int) -> bool:
+    """Read and forget the rest of a body. False if there is too much."""
+    if request.scope.get("sbert.body_read") or request.headers.get("expect"):
+        return bool(request.scope.get("sbert.body_read"))
+    until, received = time.monotonic() + _DRAIN_S, 0
+    try:
+        while received <= max_bytes:
+            message = await _receive(request, until)
+            received += len(message.get("body", b""))
+            if not message.get("more_body", False):
+                return True
+    except Problem:  # it took too long
+        return False
+    return False
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which is cancelled if the client leaves. The body must have been read."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_wait_until_gone(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientLeft
+        return task.result()
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+
+
+async def _wait_until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def decode(body: bytes, wanted: type[Wanted]) -> Wanted:
+    """What a JSON body says, or a problem that names the field."""
+    if body.count(b'"') - body.count(b'\\"') > _MAX_QUOTES:  # before millions of strings are made
+        raise Problem("too_many_inputs", f"at most {MAX_INPUTS} inputs in a request")
+    try:
+        return msgspec.json.decode(body, type=wanted)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        code = "invalid_request"
+        if "length >= 1" in message:
+            code = "empty_input"
+        elif "`array` of length <=" in message:
+            code = "too_many_inputs"
+        raise Problem(code, message.replace("$.", ""), param=_field(message)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Problem("invalid_json", f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise Problem("invalid_json", "the body is nested too deeply") from None
+
+
+class _Inflate:
+    """Gzip, one chunk at a time."""
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(wbits=31)
+
+    def __call__(self, chunk: bytes) -> Iterator[bytes]:
+        """What a chunk holds, in pieces: a few bytes may be a thousand times as many."""
+        try:
+            while chunk:
+                if self._member.eof:  # files that were compressed one by one may follow one another
+                    self._member = zlib.decompressobj(wbits=31)
+                if piece := self._member.decompress(chunk, _PIECE_BYTES):
+                    yield piece
+                chunk = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
+        except zlib.error as error:
+            raise Problem("invalid_json", f"the body is not gzip: {error}") from None
+
+    def finish(self) -> None:
+        if not self._member.eof:
+            raise Problem("invalid_json", "the compressed body ends too early")
+
+
+async def _receive(request: Request, until: float) -> Message:
+    try:
+        message = await asyncio.wait_for(request.receive(), until - time.monotonic())
+    except asyncio.TimeoutError:
+        raise Problem("request_timeout", "the body did not come in time", headers={"connection": "close"}) from None
+    if message["type"] == "http.disconnect":
+        raise ClientLeft
+    request.scope["sbert.body_read"] = not message.get("more_body", False)
+    return message
+
+
+def _check_type(request: Request) -> None:
+    content_type = request.headers.get("content-type")
+    if content_type and not _JSON.match(content_type):
+        message = f"send the body as Content-Type: application/json, not {content_type[:80]}"
+        raise Problem("unsupported_media_type", message)
+
+
+def _is_compressed(request: Request) -> bool:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip", "x-gzip", ""):
+        message = f"Content-Encoding {encoding[:40]!r} is not supported: use gzip, or none"
+        raise Problem("unsupported_media_type", message, headers={"accept-encoding": "gzip"})
+    return encoding.endswith("gzip")
+
+
+def _too_large(max_bytes: int, when: str = "") -> Problem:
+    message = f"the body has more than {max_bytes} bytes{when}: send fewer texts at once (see --max-body-bytes)"
+    return Problem("body_too_large", message)
+
+
+def _field(message: str) -> str | None:
+    found = re.search(r"at `\$\.(\w+)|field `(\w+)`", message)
+    return (found[1] or found[2]) if found else None

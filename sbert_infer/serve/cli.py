@@ -1,0 +1,114 @@
+"""The command `sbert-serve`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sbert_infer import __version__
+from sbert_infer.errors import EngineError, SbertInferError
+from sbert_infer.serve.settings import ModelFile, Settings
+
+EXAMPLES = """\b
+Examples:
+  sbert-serve model.onnx                                   http://127.0.0.1:8080, for this machine only
+  sbert-serve model.onnx --host 0.0.0.0 --api-key-file keys.txt
+  sbert-serve fast=model.int8.onnx exact=model.onnx        several models, chosen by the field `model`
+  sbert-serve model.onnx --any-model-name                  for clients whose model name can't be changed
+  sbert-serve model.plan --port 0 --log-json               a free port, JSON logs
+  kill -HUP PID                                            opens the model files again
+  kill PID                                                 finishes what is under way, then ends
+
+Try it:
+  curl 127.0.0.1:8080/v1/embeddings -H 'Content-Type: application/json' -d '{"input": "A cat sat."}'
+
+Open http://127.0.0.1:8080 to see it work. Every option is also an environment variable: SBERT_SERVE_PORT=9000 is
+--port 9000; SBERT_SERVE_API_KEY is one key. All about it: docs/serving.md.
+"""
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120, "auto_envvar_prefix": "SBERT_SERVE"}
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_COUNT = click.IntRange(min=1)
+_SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+@click.command("sbert-serve", epilog=EXAMPLES, context_settings=_CONTEXT)
+@click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...", envvar="SBERT_SERVE_MODELS")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every network.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes a free one.")
+@click.option("--api-key-file", type=_FILE, help="Keys that clients must send, one a line. [none: anybody may ask]")
+@click.option("--tls-cert", type=_FILE, help="Certificate chain (PEM), for https.")
+@click.option("--tls-key", type=_FILE, help="Its private key (PEM).")
+@click.option("--cors-origin", "cors_origins", multiple=True, metavar="ORIGIN", help="Websites whose pages may ask.")
+@click.option("--max-batch-tokens", type=_COUNT, metavar="N", help="Tokens that run together. [the backend's best]")
+@click.option("--max-queue-tokens", type=_COUNT, default=2**20, show_default=True, help="Tokens that may wait.")
+@click.option(
+    "--max-delay-ms",
+    type=click.FloatRange(min=0),
+    default=2.0,
+    show_default=True,
+    help="How long a batch that is not full waits for more while others run.",
+)
+@click.option("--timeout-s", type=_SECONDS, default=30.0, show_default=True, help="Limit for the work on a request.")
+@click.option("--auto-truncate", is_flag=True, help="Cut texts beyond the model's limit, where a request doesn't say.")
+@click.option("--allow-token-ids", is_flag=True, help="Accept ids of the model's own tokenizer instead of texts.")
+@click.option("--any-model-name", is_flag=True, help="Serve requests for unknown models with the first one.")
+@click.option("--max-body-bytes", type=_COUNT, default=16 * 2**20, show_default=True, help="Also after decompression.")
+@click.option("--max-connections", type=_COUNT, default=4096, show_default=True, help="More are refused.")
+@click.option("--read-timeout-s", type=_SECONDS, default=30.0, show_default=True, help="Limit for slow senders.")
+@click.option("--write-timeout-s", type=_SECONDS, default=60.0, show_default=True, help="Limit for stalled readers.")
+@click.option(
+    "--drain-delay-s",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="On SIGTERM, go on listening this long while no longer ready.",
+)
+@click.option("--drain-s", type=_SECONDS, default=30.0, show_default=True, help="Then, limit for work under way.")
+@click.option("--log-json", is_flag=True, help="Log lines as JSON.")
+@click.version_option(__version__)
+def main(models: tuple[str, ...], api_key_file: Path | None, **options: Any) -> None:
+    """Serve exported MODELs over HTTP, for clients of OpenAI and of text-embeddings-inference."""
+    try:
+        server_type, logging_to_stderr, read_keys = _import_server()
+        if (options["tls_cert"] is None) != (options["tls_key"] is None):
+            raise ValueError("--tls-cert and --tls-key go together")
+        keys = [*(read_keys(api_key_file) if api_key_file else []), *_key_from_environment()]
+        settings = Settings(models=tuple(map(ModelFile.parse, models)), keys=tuple(keys), **options)
+        server = server_type(settings)
+        with logging_to_stderr(settings.log_json):
+            server.run()
+    except (SbertInferError, ValueError) as error:
+        raise SystemExit(_error(str(error))) from None
+    except OSError as error:
+        culprit = error.filename or f"{options['host']}:{options['port']}"
+        raise SystemExit(_error(f"{culprit}: {error.strerror or error}")) from None
+
+
+def _import_server() -> tuple[Any, Any, Any]:
+    """Imported late, for those who installed the runtime only."""
+    try:
+        from sbert_infer.serve.keys import read_keys
+        from sbert_infer.serve.logs import logging_to_stderr
+        from sbert_infer.serve.server import Server
+    except ImportError as error:
+        message = f"{error.name} is not installed, serving needs it: pip install 'sbert-infer[serve]'"
+        raise EngineError(message) from error
+    return Server, logging_to_stderr, read_keys
+
+
+def _key_from_environment() -> list[str]:
+    key = os.environ.get("SBERT_SERVE_API_KEY", "").strip()
+    return [key] if key else []
+
+
+def _error(message: str) -> int:
+    click.echo(f"error: {message}", err=True)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

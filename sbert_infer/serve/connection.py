@@ -1,0 +1,116 @@
+"""One client's connection: uvicorn's, with bounds on what a client can hold without sending or reading anything."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from .settings import Settings
+from .wire import TeiError
+
+__all__ = ["Connection", "connection_class"]
+
+_MAX_HEADER_BYTES = 64 * 2**10
+_LAST_REQUEST_S = 0.5
+
+
+class Connection(HttpToolsProtocol):
+    """Ends if headers are late or too long, if there are too many connections, or if nobody reads its answer."""
+
+    settings: Settings  # of the subclass that `connection_class` makes
+    _header_bytes = 0  # and of all else that is no body: trailers, extensions of chunks
+    _header_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there."""
+        super().connection_made(transport)
+        if len(self.connections) > self.settings.max_connections:
+            self._end(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections: try again later", "Overloaded")
+        else:
+            self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone."""
+        _cancel(self._header_timer)
+        _cancel(self._write_timer)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes of a request. Counted here, since the parser tells of a header only when it has all of it."""
+        self._header_bytes += len(data)
+        super().data_received(data)
+        if self._header_bytes > _MAX_HEADER_BYTES and not self.transport.is_closing():
+            message = f"the headers have more than {_MAX_HEADER_BYTES} bytes"
+            self._end(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message, "Validation")
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        self._header_bytes = 0
+        self._expect_headers()
+
+    def on_headers_complete(self) -> None:
+        """The application takes over, with a time limit of its own for the body."""
+        self._header_bytes = 0
+        _cancel(self._header_timer)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Some of the body, which the application counts."""
+        self._header_bytes = 0
+        super().on_body(body)
+
+    def shutdown(self) -> None:
+        """The server is about to end. A request may be on its way: it is answered, if it comes soon."""
+        if self.cycle is None or self.cycle.response_complete:
+            self.loop.call_later(_LAST_REQUEST_S, super().shutdown)
+        else:
+            super().shutdown()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than the answer is written."""
+        super().pause_writing()
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        """The client has read most of it."""
+        _cancel(self._write_timer)
+        super().resume_writing()
+
+    def _expect_headers(self) -> None:
+        _cancel(self._header_timer)
+        self._header_timer = self.loop.call_later(self.settings.read_timeout_s, self.transport.abort)
+
+    def _watch_writing(self) -> None:
+        """Look again later, and give up if the client has read nothing meanwhile."""
+        unread = self.transport.get_write_buffer_size()
+
+        def look() -> None:
+            if self.transport.get_write_buffer_size() < unread:
+                self._watch_writing()
+            else:
+                self.transport.abort()
+
+        self._write_timer = self.loop.call_later(self.settings.write_timeout_s, look)
+
+    def _end(self, status: HTTPStatus, message: str, error_type: str) -> None:
+        """Answer before there is a request to pass on, and close."""
+        body = msgspec.json.encode(TeiError(message, error_type))
+        head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+        self.transport.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()
+
+
+def connection_class(settings: Settings) -> type[Any]:
+    """The class of the connections of one server: uvicorn makes them itself."""
+    return type("Connection", (Connection,), {"settings": settings})
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

@@ -1,0 +1,73 @@
+"""Who may ask: API keys, on every route but the probes."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Sequence
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .body import refuse
+from .problems import Problem
+
+__all__ = ["OPEN_PATHS", "Keys", "read_keys"]
+
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+# A browser asks for a password by itself if Basic is offered, and so can open the page. Chromium reads only the first.
+_CHALLENGE = 'Basic realm="sbert-serve, the key is the password", charset="UTF-8", Bearer realm="sbert-serve"'
+
+
+class Keys:
+    """Middleware that lets only those in who have one of the keys, as a bearer token or as the password of Basic."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], max_body_bytes: int) -> None:
+        self._app, self._max_body_bytes = app, max_body_bytes
+        self._digests = [_digest(key) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer 401."""
+        if not self._digests or scope["path"] in OPEN_PATHS or self._knows(Request(scope).headers.get("authorization")):
+            await self._app(scope, receive, send)
+            return
+        message = "no valid API key: send the header Authorization: Bearer KEY"
+        problem = Problem("invalid_api_key", message, headers={"www-authenticate": _CHALLENGE})
+        response = await refuse(problem, Request(scope, receive), self._max_body_bytes)
+        await response(scope, receive, send)
+
+    def _knows(self, authorization: str | None) -> bool:
+        given = _digest(_key_in(authorization or ""))
+        return any([hmac.compare_digest(given, digest) for digest in self._digests])  # noqa: C419  all, in constant time
+
+
+def read_keys(path: Path) -> list[str]:
+    """One key a line; empty lines and those that begin with # don't count."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8") from None
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise ValueError(f"{path} holds no key: write one a line")
+    return keys
+
+
+def _key_in(authorization: str) -> str:
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value.strip(), validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
+    return ""
+
+
+def _digest(key: str) -> bytes:
+    """Of equal length for all keys, so that not even that can be timed."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

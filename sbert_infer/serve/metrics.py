@@ -1,0 +1,150 @@
+"""What Prometheus may know. The names are listed in docs/serving.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from .. import __version__
+from ..workers import Observe
+from .model import Model
+from .models import Models
+
+__all__ = ["ERROR_KINDS", "Metrics"]
+
+ERROR_KINDS = {
+    "OverloadedError": "overloaded",
+    "DeadlineError": "deadline",
+    "TextError": "text",
+    "TruncationError": "too_long",
+    "WorkerError": "worker",
+    "CancelledError": "cancelled",
+    "EngineError": "engine",
+}
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_TOKENS = tuple(2**power for power in range(2, 16))
+
+
+class Metrics:
+    """Counters and histograms in a registry of their own."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # as many lines again, that nobody reads
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self.answers = Counter(
+            "sbert_http_requests", "Answers sent; status 499: the client left.", ["route", "status"], registry=registry
+        )
+        self.seconds = Histogram(
+            "sbert_http_request_seconds",
+            "From the request's headers to the answer's last byte.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.in_progress = Gauge("sbert_http_requests_in_progress", "Requests being answered.", registry=registry)
+        self.reloads = Counter("sbert_reloads", "Reloads, by how they ended.", ["model", "result"], registry=registry)
+        self._stages = Histogram(
+            "sbert_stage_seconds", "Time by stage.", ["model", "stage"], buckets=_SECONDS, registry=registry
+        )
+        self._batches = Histogram(
+            "sbert_batch_size_tokens", "Tokens in each batch.", ["model"], buckets=_TOKENS, registry=registry
+        )
+        Gauge("sbert_server_info", "The server.", ["version"], registry=registry).labels(__version__).set(1)
+
+    def observer(self, model: str) -> Observe:
+        """What an engine tells its times to."""
+        stages: dict[str, Callable[[float], None]] = {
+            stage: self._stages.labels(model, stage).observe for stage in ("tokenize", "queue", "run", "total")
+        }
+        stages["batch_tokens"] = self._batches.labels(model).observe
+
+        def observe(name: str, value: float) -> None:
+            stages[name](value)
+
+        return observe
+
+    def count_reload(self, model: str, result: str) -> None:
+        """A reload has ended."""
+        self.reloads.labels(model, result).inc()
+
+    def watch(self, models: Models) -> None:
+        """From now on, show what these models do."""
+        self.registry.register(_ModelCollector(models))
+
+    def render(self) -> bytes:
+        """All of it, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class _ModelCollector(Collector):
+    """Reads the engines' own counters when somebody asks."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        models = [model for model in self._models if model.is_open]
+        yield from _counters(models)
+        yield from _gauges(models)
+        labels = ["model", "precision", "backend", "device", "dim", "max_length"]
+        info = GaugeMetricFamily("sbert_model_info", "The models.", labels=labels)
+        for model in models:
+            engine = model.engine.engine.info
+            info.add_metric([model.name, *(str(engine[label]) for label in labels[1:])], 1)
+        yield info
+
+
+def _counters(models: list[Model]) -> Iterator[CounterMetricFamily]:
+    counts = [(model.name, *model.counts()) for model in models]
+    for key, name, text in (
+        ("requests", "sbert_requests", "Calls of the model."),
+        ("texts", "sbert_texts", "Texts in them."),
+        ("tokens", "sbert_tokens", "Tokens in them, after truncation."),
+        ("truncated", "sbert_truncated_texts", "Texts longer than the model's limit."),
+        ("batch_tokens", "sbert_batch_tokens", "Tokens of all batches begun, padding excluded."),
+        ("padded_tokens", "sbert_padded_tokens", "Tokens of all batches begun, padding included."),
+        ("restarts", "sbert_worker_restarts", "Hung or dead workers that were replaced."),
+    ):
+        family = CounterMetricFamily(name, text, labels=["model"])
+        for model, total, _ in counts:
+            family.add_metric([model], total[key])
+        yield family
+    failed = CounterMetricFamily("sbert_errors", "Calls that failed, by kind.", labels=["model", "kind"])
+    for model, _, errors in counts:
+        kinds = dict.fromkeys([*ERROR_KINDS.values(), "other"], 0)
+        for error, count in errors.items():
+            kinds[ERROR_KINDS.get(error, "other")] += count
+        for kind, count in kinds.items():
+            failed.add_metric([model, kind], count)
+    yield failed
+
+
+def _gauges(models: list[Model]) -> Iterator[GaugeMetricFamily]:
+    stats = [(model.name, model.stats(), model) for model in models]
+    for name, text, values in (
+        ("sbert_queue_texts", "Texts that wait.", [s.queued_texts for _, s, _ in stats]),
+        ("sbert_queue_tokens", "Tokens that wait.", [s.queued_tokens for _, s, _ in stats]),
+        ("sbert_queue_oldest_seconds", "How long the oldest has waited.", [s.oldest_age_s for _, s, _ in stats]),
+        ("sbert_running_batches", "Batches that run now.", [s.running_batches for _, s, _ in stats]),
+        ("sbert_speed_tokens_per_second", "As measured under load.", [s.tokens_per_s for _, s, _ in stats]),
+        ("sbert_ready", "1 if it takes calls.", [int(s.ready) for _, s, _ in stats]),
+        ("sbert_max_batch_tokens", "Tokens that may run together.", [m.max_batch_tokens for _, _, m in stats]),
+        ("sbert_max_queue_tokens", "Tokens that may wait.", [m.max_queue_tokens for _, _, m in stats]),
+    ):
+        family = GaugeMetricFamily(name, text, labels=["model"])
+        for (model, _, _), value in zip(stats, values, strict=True):
+            if value is not None:
+                family.add_metric([model], value)
+        yield family

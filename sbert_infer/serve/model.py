@@ -1,0 +1,209 @@
+"""One model that is served: opened, called, and replaced by what its file holds now."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+
+from ..async_engine import AsyncEngine, AsyncStats
+from ..call import Encoded
+from ..workers import Observe
+from .problems import Problem
+from .settings import Settings
+
+__all__ = ["EncodeOptions", "Model"]
+
+_COUNTS = ("requests", "texts", "tokens", "truncated", "batches", "batch_tokens", "padded_tokens", "restarts")
+
+
+@dataclass(frozen=True)
+class EncodeOptions:
+    """What a request asks of the vectors."""
+
+    normalize: bool
+    truncate: bool
+    dimensions: int | None = None
+    prompt_name: str | None = None
+
+
+class Model:
+    """One artifact under its name. Its engine may be replaced while calls run."""
+
+    def __init__(self, name: str, path: Path, settings: Settings, observe: Observe) -> None:
+        self.name, self.path = name, path
+        self.names = [name]  # that it answers to
+        self.created = int(time.time())
+        self._settings, self._observe = settings, observe
+        self._engine: AsyncEngine | None = None
+        self._tokenizer: tokenizers.Tokenizer | None = None
+        self._leaving: set[AsyncEngine] = set()  # replaced, with calls still to end
+        self._past: Counter[str] = Counter()  # counts of engines that are gone
+        self._past_errors: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """What runs the model now."""
+        if self._engine is None:
+            raise Problem("model_unavailable", f"model {self.name} is closed", retry_after_s=1.0)
+        return self._engine
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is anything to ask."""
+        return self._engine is not None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes calls."""
+        return self._engine is not None and self._engine.ready
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Tokens that may run together."""
+        return self._settings.max_batch_tokens or int(self.engine.engine.info["max_batch_tokens"])
+
+    @property
+    def max_queue_tokens(self) -> int:
+        """Tokens that may wait."""
+        return self._settings.max_queue_tokens
+
+    async def open(self) -> None:
+        """Open the file as it is now and let new calls use that. If it can't serve, all stays as it was."""
+        fresh = await self._open_warm()
+        before, self._engine, self._tokenizer = self._engine, fresh, None
+        self.created = int(time.time())
+        if before is not None:
+            self._leaving.add(before)
+            task = asyncio.ensure_future(self._retire(before))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def encode(self, texts: Sequence[str], options: EncodeOptions) -> Encoded:
+        """The vectors of some texts. No await before the engine has the call, or a reload could lose it."""
+        with _plain_problems():
+            return await self.engine.encode_counted(
+                texts,
+                options.prompt_name,
+                normalize_embeddings=options.normalize,
+                truncate_dim=options.dimensions,
+                on_truncate="ignore" if options.truncate else "error",
+            )
+
+    async def encode_tokens(self, ids: Sequence[Sequence[int]], options: EncodeOptions) -> Encoded:
+        """The vectors of texts that are given as ids of the model's own tokenizer."""
+        with _plain_problems():
+            return await self.engine.encode_tokens(
+                ids,
+                normalize_embeddings=options.normalize,
+                truncate_dim=options.dimensions,
+                on_truncate="ignore" if options.truncate else "error",
+            )
+
+    @property
+    def similarity(self) -> str:
+        """How its vectors are to be compared."""
+        return self.engine.engine.similarity_fn_name
+
+    @property
+    def truncation_side(self) -> str:
+        """Where long texts are cut."""
+        return self.engine.engine.manifest.truncation_side
+
+    @property
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        """A copy of the model's tokenizer that cuts nothing. Takes a moment the first time: for other threads."""
+        if self._tokenizer is None:
+            tokenizer = tokenizers.Tokenizer.from_str(self.engine.engine.tokenizer.to_str())
+            tokenizer.no_truncation()
+            self._tokenizer = tokenizer
+        return self._tokenizer
+
+    def prompt(self, name: str | None) -> str:
+        """The prompt of this name, or none. `check` has seen that there is one."""
+        return "" if name is None else self.engine.engine.prompts[name]
+
+    def check(self, options: EncodeOptions) -> None:
+        """Refuse options that this model does not have."""
+        prompts, dim = self.engine.engine.prompts, self.engine.engine.manifest.dim
+        if options.prompt_name is not None and options.prompt_name not in prompts:
+            message = (
+                f"model {self.name} has no prompt {options.prompt_name!r}, only: {', '.join(sorted(prompts)) or 'none'}"
+            )
+            raise Problem("invalid_request", message, param="prompt_name")
+        if options.dimensions is not None and options.dimensions > dim:
+            message = f"dimensions must be at most {dim} with model {self.name}, got {options.dimensions:g}"
+            raise Problem("invalid_request", message, param="dimensions")
+
+    def stats(self) -> AsyncStats:
+        """What the current engine does now."""
+        return self.engine.stats()
+
+    def counts(self) -> tuple[Counter[str], Counter[str]]:
+        """All that was counted since the start, and errors by the name of the exception, over all engines."""
+        total, errors = Counter(self._past), Counter(self._past_errors)
+        for engine in (*self._leaving, self.engine):
+            _add_counts(engine.stats(), total, errors)
+        return total, errors
+
+    async def close(self, drain_s: float) -> None:
+        """Let calls end, and free everything."""
+        if self._engine is not None:
+            await self._engine.close(drain_s)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=drain_s)
+
+    async def _open_warm(self) -> AsyncEngine:
+        settings, is_warm = self._settings, threading.Event()
+
+        def observe(name: str, value: float) -> None:
+            if is_warm.is_set():
+                self._observe(name, value)
+
+        engine = await asyncio.to_thread(
+            AsyncEngine,
+            self.path,
+            max_batch_tokens=settings.max_batch_tokens,
+            max_queue_tokens=settings.max_queue_tokens,
+            max_delay_ms=settings.max_delay_ms,
+            timeout_s=settings.timeout_s,
+            observe=observe,
+        )
+        try:
+            for _ in range(2):  # a second lone text opens the session that lone texts use
+                await engine.encode("An ordinary sentence, to see that the model runs.", on_truncate="ignore")
+        except BaseException:
+            await engine.close(0)
+            raise
+        is_warm.set()
+        stats = engine.stats()
+        self._past.subtract({name: getattr(stats, name) for name in _COUNTS})  # nobody asked for these
+        return engine
+
+    async def _retire(self, engine: AsyncEngine) -> None:
+        await engine.close(max(self._settings.drain_s, self._settings.timeout_s))
+        _add_counts(engine.stats(), self._past, self._past_errors)
+        self._leaving.discard(engine)
+
+
+@contextmanager
+def _plain_problems() -> Iterator[None]:
+    """What an engine says of a wrong call is for whoever sent it."""
+    try:
+        yield
+    except ValueError as error:
+        code = "too_many_inputs" if "max_queue_tokens" in str(error) else "invalid_request"
+        raise Problem(code, str(error), param="input") from None
+
+
+def _add_counts(stats: AsyncStats, total: Counter[str], errors: Counter[str]) -> None:
+    total.update({name: getattr(stats, name) for name in _COUNTS})
+    errors.update(stats.errors)

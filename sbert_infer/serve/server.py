@@ -1,0 +1,220 @@
+"""The server's life: bind, open the models, serve, reload on SIGHUP, drain on SIGTERM, end."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import uvicorn
+
+from .app import make_app
+from .connection import connection_class
+from .metrics import Metrics
+from .models import Models
+from .problems import Problem
+from .settings import Settings
+
+__all__ = ["Server"]
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_OTHER_FILES = 100
+
+
+class Server:
+    """One server. `run` returns when it has been stopped and all is closed."""
+
+    def __init__(self, settings: Settings, on_started: Callable[[str], object] = lambda url: None) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.models = Models(settings, self.metrics.observer)
+        self._on_started = on_started  # called with the server's address when it takes requests
+        self._uvicorn: _Uvicorn | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self) -> None:
+        """Serve until stopped, in this thread. Signals are heeded in the main thread only."""
+        _check_tls(self.settings)
+        _allow_files(self.settings.max_connections + _OTHER_FILES)
+        with _bound(self.settings) as listener:  # before the models are opened, which may take minutes
+            _run_in_loop(self._run(listener))
+
+    def stop(self) -> None:
+        """No longer ready at once; then, after a delay, no new connections, and the end when all answers are sent."""
+        if self._stopping is None:
+            self.models.draining = True
+            self._stopping = asyncio.ensure_future(self._stop())
+
+    def stop_soon(self) -> None:
+        """`stop`, for other threads."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.stop)
+
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return 0 if self._uvicorn is None else len(self._uvicorn.server_state.connections)
+
+    async def _stop(self) -> None:
+        logger.info("stopping: requests under way have %g s to end", self.settings.drain_s)
+        await asyncio.sleep(self.settings.drain_delay_s)
+        if self._uvicorn is not None:
+            self._uvicorn.should_exit = True
+
+    async def _run(self, listener: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self.models.open()
+        self.metrics.watch(self.models)
+        self._uvicorn = _Uvicorn(_config(self), lambda: self._announce(listener))
+        self._handle_signals()
+        try:
+            await self._uvicorn.serve(sockets=[listener])
+        finally:
+            await self.models.close(self.settings.drain_s if self._stopping else 0.0)
+            logger.info("stopped")
+
+    def _announce(self, listener: socket.socket) -> None:
+        host, port = listener.getsockname()[:2]
+        scheme = "https" if self.settings.tls_cert else "http"
+        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        logger.info("serving %s on %s", ", ".join(model.name for model in self.models), url)
+        if not self.settings.keys and not ipaddress.ip_address(host).is_loopback:
+            logger.warning("anybody who can reach %s may use this server: see --api-key-file", url)
+        self._on_started(url)
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._on_stop_signal, number)
+            loop.add_signal_handler(signal.SIGHUP, self._on_reload_signal)
+        except (NotImplementedError, RuntimeError, ValueError, AttributeError):
+            return  # not the main thread, or a system without signals
+
+    def _on_stop_signal(self, number: int) -> None:
+        if self._stopping is not None:
+            os._exit(128 + number)  # asked twice: now, whatever runs
+        self.stop()
+
+    def _on_reload_signal(self) -> None:
+        task = asyncio.ensure_future(self._reload())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reload(self) -> None:
+        try:
+            await self.models.reload(self.metrics.count_reload)
+        except Problem:
+            return  # which is in the log
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn, with signals left to us: it would end the process by the signal, after a clean shutdown."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take the connections that wait to be accepted, which closing would reset; then as uvicorn does."""
+        waiting = [connection for listener in sockets or [] for connection in _accept_all(listener)]
+        for server in self.servers:
+            server.close()
+        for connection in waiting:
+            loop, config = asyncio.get_running_loop(), self.config
+            protocol = partial(config.http_protocol_class, config, self.server_state, {})  # type: ignore[call-arg]
+            await loop.connect_accepted_socket(protocol, connection, ssl=config.ssl)
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _check_tls(settings: Settings) -> None:
+    """Before the models are opened, and in words that name the files."""
+    if settings.tls_cert is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
+    except ssl.SSLError as error:
+        files = f"{settings.tls_cert} and {settings.tls_key}"
+        raise ValueError(f"{files} are no certificate with its key in PEM form: {error.reason}") from None
+
+
+def _allow_files(wanted: int) -> None:
+    """Let this process have so many files and connections open, as far as the system allows."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit < wanted:
+        logger.warning("at most %d files may be open (ulimit -n), --max-connections needs %d", limit, wanted)
+
+
+def _accept_all(listener: socket.socket) -> Iterator[socket.socket]:
+    listener.setblocking(False)
+    with suppress(OSError):  # no more
+        while True:
+            connection, _ = listener.accept()
+            connection.setblocking(False)
+            yield connection
+
+
+def _run_in_loop(main: Coroutine[Any, Any, None]) -> None:
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+def _config(server: Server) -> uvicorn.Config:
+    settings = server.settings
+    return uvicorn.Config(
+        make_app(server.models, settings, server.metrics),
+        http=connection_class(settings),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=75,  # longer than the 60 s after which most proxies close theirs
+        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+    )
+
+
+@contextmanager
+def _bound(settings: Settings) -> Iterator[socket.socket]:
+    """A socket with the address, not listening yet: nobody should wait for models to open."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        yield listener

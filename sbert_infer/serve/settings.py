@@ -1,0 +1,55 @@
+"""All that can be set of a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["MAX_INPUTS", "ModelFile", "Settings"]
+
+MAX_INPUTS = 2048  # texts in a request, as OpenAI has it
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """An artifact to serve. Without a name it is called as its file, without the suffix."""
+
+    path: Path
+    name: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> ModelFile:
+        """`path` or `name=path`."""
+        name, equals, path = text.partition("=")
+        if not equals or Path(text).exists():
+            return cls(Path(text))
+        if not name or not path:
+            raise ValueError(f"a model is given as PATH or NAME=PATH, got {text!r}")
+        return cls(Path(path), name)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the options of `sbert-serve` say; their help texts explain them."""
+
+    models: tuple[ModelFile, ...]
+    host: str = "127.0.0.1"
+    port: int = 8080
+    keys: tuple[str, ...] = field(default=(), repr=False)
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    cors_origins: tuple[str, ...] = ()
+    max_batch_tokens: int | None = None
+    max_queue_tokens: int = 2**20
+    max_delay_ms: float = 2.0
+    timeout_s: float = 30.0
+    auto_truncate: bool = False
+    allow_token_ids: bool = False
+    any_model_name: bool = False
+    max_body_bytes: int = 16 * 2**20
+    max_connections: int = 4096
+    read_timeout_s: float = 30.0
+    write_timeout_s: float = 60.0
+    drain_delay_s: float = 0.0
+    drain_s: float = 30.0
+    log_json: bool = False

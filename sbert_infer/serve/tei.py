@@ -1,0 +1,214 @@
+"""The routes of text-embeddings-inference: /embed, /similarity, /tokenize, /info and POST /."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .. import __version__
+from ..call import Encoded
+from ..similarity import similarity
+from .answers import as_numbers, json_array, json_response
+from .body import decode, read_body, while_connected
+from .cards import card_of
+from .encoding import decode_inputs, encode, truncation_headers, whole
+from .model import EncodeOptions, Model
+from .models import Models
+from .operation import READS, RUNS, Operation
+from .problems import Problem
+from .settings import MAX_INPUTS, Settings
+from .wire import (
+    EmbedRequest,
+    Info,
+    RootRequest,
+    SimilarityInputs,
+    SimilarityOptions,
+    SimilarityRequest,
+    Token,
+    TokenEmbedRequest,
+    TokenizeRequest,
+)
+
+__all__ = ["Tei"]
+
+_TAG = "text-embeddings-inference"
+# To tokenize in one request: each token takes some 60 bytes of the answer, and 500 of memory until it is sent.
+_MAX_CHARACTERS = 2**17
+
+
+class Tei:
+    """The handlers, and what there is to know of them."""
+
+    def __init__(self, models: Models, settings: Settings) -> None:
+        self._models, self._settings = models, settings
+
+    def operations(self) -> list[Operation]:
+        """What is served."""
+        ids = (TokenEmbedRequest,) if self._settings.allow_token_ids else ()
+        problems = ("too_many_inputs", "context_length_exceeded", "token_ids_refused", "text_failed", "model_not_found")
+        runs = (*RUNS, *problems)
+        texts = {"inputs": ["A cat sat.", "A feline was sitting."]}
+        pair = {"inputs": {"source_sentence": "A cat sat.", "sentences": ["A feline was sitting.", "Rain falls."]}}
+        vectors, numbers, tokens = list[list[float]], list[float], list[list[Token]]
+        return [
+            Operation(
+                "POST", "/embed", _TAG, "Embed texts", self.embed, vectors, (EmbedRequest, *ids), runs, example=texts
+            ),
+            Operation(
+                "POST",
+                "/embed_all",
+                _TAG,
+                "Embed each token",
+                self.embed_all,
+                list[list[list[float]]],
+                (EmbedRequest,),
+                (*READS, "empty_input", "too_many_inputs", "not_supported"),
+                example=texts,
+                note="Refused for models that were exported without token outputs, as all are today.",
+            ),
+            Operation(
+                "POST",
+                "/similarity",
+                _TAG,
+                "Compare a sentence with others",
+                self.similarity,
+                numbers,
+                (SimilarityRequest,),
+                runs,
+                example=pair,
+                note="Cosine similarity.",
+            ),
+            Operation(
+                "POST",
+                "/tokenize",
+                _TAG,
+                "Tokenize texts",
+                self.tokenize,
+                tokens,
+                (TokenizeRequest,),
+                (*READS, "empty_input", "too_many_inputs", "model_not_found"),
+                example=texts,
+            ),
+            Operation(
+                "POST",
+                "/",
+                _TAG,
+                "Embed or compare",
+                self.root,
+                list[list[float] | float],
+                (EmbedRequest, SimilarityRequest, *ids),
+                runs,
+                example=texts,
+                note="For huggingface_hub: as `/embed`, or as `/similarity` if `inputs` has a `source_sentence`.",
+            ),
+            Operation("GET", "/info", _TAG, "What is served", self.info, Info),
+        ]
+
+    async def embed(self, request: Request) -> Response:
+        """Embed texts."""
+        body = await read_body(request, self._settings)
+        asked = decode_inputs(body, EmbedRequest, TokenEmbedRequest, self._settings.allow_token_ids)
+        return await self._embed(request, asked)
+
+    async def embed_all(self, request: Request) -> Response:
+        """Refuse: no artifact has token outputs. This is the place to add them."""
+        decode(await read_body(request, self._settings), EmbedRequest)
+        raise Problem("not_supported", "this model was exported without token outputs: use /embed")
+
+    async def similarity(self, request: Request) -> Response:
+        """Compare a sentence with others."""
+        asked = decode(await read_body(request, self._settings), SimilarityRequest)
+        return await self._similarity(request, asked.inputs, asked.parameters, asked.model)
+
+    async def root(self, request: Request) -> Response:
+        """Embed or compare, as the body has it."""
+        body = await read_body(request, self._settings)
+        if bytes(decode(body, RootRequest).inputs).startswith(b"{"):
+            pair = decode(body, SimilarityRequest)
+            return await self._similarity(request, pair.inputs, pair.parameters, pair.model)
+        asked = decode_inputs(body, EmbedRequest, TokenEmbedRequest, self._settings.allow_token_ids)
+        return await self._embed(request, asked)
+
+    async def tokenize(self, request: Request) -> Response:
+        """The tokens of texts, uncut."""
+        asked = decode(await read_body(request, self._settings), TokenizeRequest)
+        model = self._model(asked.model)
+        model.check(EncodeOptions(normalize=False, truncate=False, prompt_name=asked.prompt_name))
+        texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+        if sum(map(len, texts)) > _MAX_CHARACTERS:
+            raise Problem("body_too_large", f"at most {_MAX_CHARACTERS} characters are tokenized in one request")
+        prompt = model.prompt(asked.prompt_name)
+        work = asyncio.to_thread(_tokenize, model, [prompt + text for text in texts], asked.add_special_tokens)
+        return Response(await while_connected(request, work), media_type="application/json")
+
+    async def info(self, request: Request) -> Response:
+        """What is served."""
+        card = card_of(self._models.first)
+        info = Info(
+            model_id=card.name,
+            model_sha=card.weights_sha256,
+            model_dtype={"fp32": "float32", "fp16": "float16"}.get(card.precision, card.precision),
+            model_type={"embedding": {"pooling": "+".join(card.pooling)}},
+            max_concurrent_requests=self._settings.max_connections,
+            max_input_length=card.max_length,
+            max_batch_tokens=card.max_batch_tokens,
+            max_client_batch_size=MAX_INPUTS,
+            auto_truncate=self._settings.auto_truncate,
+            version=__version__,
+            models=[card_of(model) for model in self._models],
+        )
+        return json_response(info)
+
+    async def _embed(self, request: Request, asked: EmbedRequest) -> Response:
+        model = self._model(asked.model)
+        options = self._options(
+            model, asked, dimensions=whole(asked.dimensions), normalize=asked.normalize is not False
+        )
+        encoded = await encode(request, model, asked.inputs, options)
+        rows = await json_array(encoded.vectors, lambda start, vectors: list(as_numbers(vectors)))
+        return json_response(rows, truncation_headers(encoded))
+
+    async def _similarity(
+        self, request: Request, inputs: SimilarityInputs, parameters: SimilarityOptions | None, name: str | None
+    ) -> Response:
+        model = self._model(name)
+        options = self._options(model, parameters or SimilarityOptions(), normalize=True)
+        encoded = await encode(request, model, [inputs.source_sentence, *inputs.sentences], options)
+        return json_response(_cosines(encoded), truncation_headers(encoded))
+
+    def _model(self, name: str | None) -> Model:
+        return self._models.first if name is None else self._models.get(name)
+
+    def _options(
+        self, model: Model, asked: EmbedRequest | SimilarityOptions, *, normalize: bool, dimensions: int | None = None
+    ) -> EncodeOptions:
+        truncate = self._settings.auto_truncate if asked.truncate is None else asked.truncate
+        side = model.truncation_side
+        if asked.truncation_direction is not None and asked.truncation_direction.lower() != side:
+            message = f"truncation_direction must be {side!r} with model {model.name}, or left out"
+            raise Problem("invalid_request", message)
+        return EncodeOptions(normalize, truncate, dimensions, asked.prompt_name)
+
+
+def _cosines(encoded: Encoded) -> list[float]:
+    cosines = similarity("cosine", encoded.vectors[:1], encoded.vectors[1:])
+    if not np.isfinite(cosines).all():
+        raise ArithmeticError("a similarity is not finite")
+    return as_numbers(cosines)[0]
+
+
+def _tokenize(model: Model, texts: list[str], add_special_tokens: bool) -> bytes:
+    encodings = model.tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+    return bytes(json_response([_tokens(encoding, text) for encoding, text in zip(encodings, texts, strict=True)]).body)
+
+
+def _tokens(encoding: Any, text: str) -> list[Token]:
+    fields = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
+    return [
+        Token(id, token, True, None, None) if special else Token(id, text[start:stop], False, start, stop)
+        for id, token, special, (start, stop) in fields
+    ]

@@ -1,0 +1,120 @@
+"""Around every request: its id, its line in the log, its place in the metrics, and an answer if all else fails."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import secrets
+import time
+import traceback
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..errors import SbertInferError, TextError, WorkerError
+from .body import ClientLeft
+from .metrics import Metrics
+from .models import Models
+from .problems import Problem, respond
+
+__all__ = ["Record", "Watch", "log_lost", "record_of"]
+
+access = logging.getLogger("sbert_infer.serve.access")
+logger = logging.getLogger(__name__)
+
+_SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_POLLED = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})  # each second, by machines
+_PROCESS, _numbers = secrets.token_hex(6), itertools.count(1)  # for ids that no other server gives
+_CLIENT_LEFT = 499  # as nginx has it; never sent
+
+
+@dataclass
+class Record:
+    """What the log says of a request. No texts, no keys, no query."""
+
+    id: str
+    method: str
+    path: str
+    start: float = field(default_factory=time.monotonic)
+    status: int = 0  # none yet
+    texts: int = 0
+    tokens: int = 0
+    bytes: int = 0  # of the answer's body
+
+    @property
+    def seconds(self) -> float:
+        """Since the request came."""
+        return time.monotonic() - self.start
+
+
+def record_of(request: Request) -> Record:
+    """The record of a request, for what only its handler knows."""
+    record: Record = request.scope["sbert.record"]
+    return record
+
+
+class Watch:
+    """The outermost middleware."""
+
+    def __init__(self, app: ASGIApp, routes: Collection[str], models: Models, metrics: Metrics) -> None:
+        self._app, self._routes, self._models, self._metrics = app, frozenset(routes), models, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on and note what becomes of it."""
+        record = Record(_request_id(Request(scope)), scope["method"], scope["path"])
+        scope["sbert.record"] = record
+
+        async def noting(message: Message) -> None:
+            self._note(message, record)
+            await send(message)
+
+        self._metrics.in_progress.inc()
+        try:
+            await self._app(scope, receive, noting)
+        except ClientLeft:
+            record.status = _CLIENT_LEFT
+        except Exception as error:
+            _log_unexpected(error, record)
+            if not record.status:  # else half an answer was sent, and uvicorn closes the connection
+                problem = Problem("internal_error", f"unexpected error; the server's log has it under {record.id}")
+                await respond(problem, record.path)(scope, receive, noting)
+        finally:
+            self._metrics.in_progress.dec()
+            self._finish(record)
+
+    def _note(self, message: Message, record: Record) -> None:
+        if message["type"] == "http.response.start":
+            record.status = message["status"]
+            message["headers"].append((b"x-request-id", record.id.encode()))
+            if self._models.draining:
+                message["headers"].append((b"connection", b"close"))
+        else:
+            record.bytes += len(message.get("body", b""))
+
+    def _finish(self, record: Record) -> None:
+        record.status = record.status or _CLIENT_LEFT
+        route = record.path if record.path in self._routes else "other"
+        self._metrics.answers.labels(route, str(record.status)).inc()
+        self._metrics.seconds.labels(route).observe(record.seconds)
+        quiet = record.path in _POLLED and record.status < 400
+        access.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"record": record})
+
+
+def log_lost(error: SbertInferError, request: Request) -> None:
+    """The engine's own words for an error whose reason a client does not get to see."""
+    if isinstance(error, (TextError, WorkerError)):
+        logger.warning("request %s: %s", record_of(request).id, error)
+
+
+def _request_id(request: Request) -> str:
+    given = request.headers.get("x-request-id", "")
+    return given if _SANE_ID.fullmatch(given) else f"{_PROCESS}-{next(_numbers):x}"
+
+
+def _log_unexpected(error: Exception, record: Record) -> None:
+    """Where it happened, but not what it says: a message may hold somebody's text."""
+    where = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("request %s: unexpected %s\n%s", record.id, type(error).__name__, where.rstrip())

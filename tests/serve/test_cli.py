@@ -1,0 +1,91 @@
+"""The command's words: help, and one line for each mistake."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from sbert_infer.serve import cli
+from sbert_infer.serve.settings import ModelFile, Settings
+
+
+def invoke(*arguments: str, **environment: str) -> Any:
+    return CliRunner().invoke(cli.main, arguments, env=environment)
+
+
+def error_of(*arguments: str) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    return str(line)
+
+
+def test_help_has_examples_and_every_setting() -> None:
+    text = invoke("--help").stdout
+    assert "Examples:" in text
+    options = {name.replace("_", "-") for name in Settings.__dataclass_fields__} - {"models", "keys"}
+    options = (options - {"cors-origins"}) | {"cors-origin", "api-key-file"}
+    assert [name for name in options if f"--{name}" not in text] == []
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    missing = tmp_path / "no.onnx"
+    assert error_of(str(missing)) == f"error: {missing}: No such file or directory"
+    junk = tmp_path / "junk.onnx"
+    junk.write_bytes(b"junk")
+    assert error_of(str(junk)).startswith(f"error: {junk}: not an artifact of sbert-infer")
+    assert "2 models are called junk" in error_of(str(junk), str(junk))
+    assert "--tls-cert and --tls-key go together" in error_of(str(junk), "--tls-cert", str(junk))
+    assert "no certificate with its key" in error_of(str(junk), "--tls-cert", str(junk), "--tls-key", str(junk))
+    keys = tmp_path / "keys"
+    keys.touch()
+    assert "holds no key" in error_of(str(junk), "--api-key-file", str(keys))
+    assert "PATH or NAME=PATH" in error_of("name=")
+
+
+def test_an_address_that_is_taken(served_onnx: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert error_of(str(served_onnx), "--port", str(port)) == f"error: 127.0.0.1:{port}: Address already in use"
+    assert error_of(str(served_onnx), "--host", "no.such.host.invalid").startswith("error: no.such.host.invalid")
+
+
+def test_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Settings] = []
+
+    class Seen:
+        def __init__(self, settings: Settings) -> None:
+            seen.append(settings)
+
+        def run(self) -> None: ...
+
+    monkeypatch.setattr(cli, "_import_server", lambda: (Seen, lambda as_json: nullcontext(), None))
+    environment = {
+        "SBERT_SERVE_MODELS": "a=x.onnx y.onnx",
+        "SBERT_SERVE_PORT": "9000",
+        "SBERT_SERVE_LOG_JSON": "1",
+        "SBERT_SERVE_CORS_ORIGINS": "https://a.example https://b.example",
+        "SBERT_SERVE_API_KEY": "k",
+    }
+    result = invoke("--timeout-s", "5", **environment)
+    assert result.exit_code == 0, result.output
+    (settings,) = seen
+    assert settings.models == (ModelFile(Path("x.onnx"), "a"), ModelFile(Path("y.onnx")))
+    assert (settings.port, settings.log_json, settings.timeout_s) == (9000, True, 5.0)
+    assert settings.cors_origins == ("https://a.example", "https://b.example")
+    assert settings.keys == ("k",)
+    assert "'k'" not in repr(settings)
+
+
+def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("sbert_infer.serve.")]:
+        if not name.endswith((".cli", ".settings")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    assert error_of("x.onnx") == "error: msgspec is not installed, serving needs it: pip install 'sbert-infer[serve]'"
