@@ -10,9 +10,9 @@ from sbert_infer.bench.results import Row
 from sbert_infer.bench.rivals import EAGER, TUNED
 from sbert_infer.bench.stats import PERCENTILES
 
-__all__ = ["latency_chart", "nice_ticks", "quality_chart", "throughput_chart"]
+__all__ = ["WIDTH", "axis_text", "latency_chart", "nice_ticks", "quality_chart", "svg", "throughput_chart"]
 
-_WIDTH = 960
+WIDTH = 960
 _LABELS = 270  # left of the axis, for names
 _RIGHT = 150  # right of it, for values
 _ROW = 30
@@ -24,7 +24,7 @@ def throughput_chart(rows: Sequence[Row]) -> str:
     shown = [row for row in rows if row.texts_per_s is not None]
     top = max((row.texts_per_s_high or 0 for row in shown), default=1)
     ticks = nice_ticks(top)
-    scale = (_WIDTH - _LABELS - _RIGHT) / max(top, ticks[-1])
+    scale = (WIDTH - _LABELS - _RIGHT) / max(top, ticks[-1])
     parts = [*_grid(ticks, scale, len(shown), "texts per second")]
     for place, row in enumerate(shown):
         y = _TOP + place * _ROW
@@ -40,7 +40,7 @@ def throughput_chart(rows: Sequence[Row]) -> str:
             f'<text class="value" x="{_LABELS + high + 8:.1f}" y="{middle + 4}">{row.texts_per_s:,.0f}',
             f' <tspan class="{"dim" if row.status == "ok" else "bad"}">{verdict}</tspan></text></g>',
         ]
-    return _svg(_TOP + len(shown) * _ROW + _BOTTOM, "Throughput in texts per second", parts)
+    return svg(_TOP + len(shown) * _ROW + _BOTTOM, "Throughput in texts per second", parts)
 
 
 def latency_chart(rows: Sequence[Row]) -> str:
@@ -48,7 +48,7 @@ def latency_chart(rows: Sequence[Row]) -> str:
     shown = sorted((row for row in rows if row.latency_ms), key=lambda row: row.latency_ms["p50"])
     values = [row.latency_ms[f"p{rank}"] for row in shown for rank in PERCENTILES]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)) + 1e-9)
-    scale = (_WIDTH - _LABELS - _RIGHT) / (high - low)
+    scale = (WIDTH - _LABELS - _RIGHT) / (high - low)
     ticks = [step * 10**decade for decade in range(low, high) for step in (1, 2, 5)] + [10**high]
     parts = [
         *(_tick(_LABELS + (math.log10(tick) - low) * scale, f"{tick:g}", len(shown)) for tick in ticks),
@@ -66,7 +66,7 @@ def latency_chart(rows: Sequence[Row]) -> str:
             *(f'<circle class="{_kind(row)}" cx="{x:.1f}" cy="{middle:.1f}" r="{size}"/>' for x, size in dots),
             f'<text class="value" x="{xs[-1] + 10:.1f}" y="{middle + 4:.1f}">{_ends(row)}</text></g>',
         ]
-    return _svg(_TOP + len(shown) * _ROW + _BOTTOM, "Latency of one text at a time", parts)
+    return svg(_TOP + len(shown) * _ROW + _BOTTOM, "Latency of one text at a time", parts)
 
 
 def quality_chart(rows: Sequence[Row]) -> str:
@@ -79,7 +79,7 @@ def quality_chart(rows: Sequence[Row]) -> str:
     height, left, right, bottom = 420, 70, 40, 50
     xs = nice_ticks(1.12 * max(x for _, x, _ in kept))
     low, high = _range([y for _, _, y in kept], measured)
-    x_scale, y_scale = (_WIDTH - left - right) / xs[-1], (height - bottom - 20) / (high - low)
+    x_scale, y_scale = (WIDTH - left - right) / xs[-1], (height - bottom - 20) / (high - low)
     title = "Spearman on the STS file" if measured else "1 - cosine of the worst text"
     parts = []
     for tick in xs:
@@ -88,15 +88,15 @@ def quality_chart(rows: Sequence[Row]) -> str:
     for tick in nice_ticks(high, low) if measured else range(math.ceil(low), math.floor(high) + 1):
         y = height - bottom - (tick - low) * y_scale
         text = f"{tick:.3f}" if measured else f"1e-{tick}" if tick else "1"
-        parts.append(f'<path class="grid" d="M{left} {y:.1f}H{_WIDTH - right}"/>')
+        parts.append(f'<path class="grid" d="M{left} {y:.1f}H{WIDTH - right}"/>')
         parts.append(f'<text class="tick" x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
-    parts.append(_text_at(_WIDTH - right, height - 8, "texts per second", "end"))
-    parts.append(_text_at(left, 12, f"{title} (up is better), each library at its best", "start"))
+    parts.append(axis_text(WIDTH - right, height - 8, "texts per second", "end"))
+    parts.append(axis_text(left, 12, f"{title} (up is better), each library at its best", "start"))
     dots = [(row, left + x * x_scale, height - bottom - (y - low) * y_scale) for row, x, y in kept]
     taken = [(x - 7, x + 7, y + 4) for _, x, y in dots]
     for row, x, y in sorted(dots, key=lambda dot: (not dot[0].ours, -dot[1])):
         parts += _point(row, x, y, taken)
-    return _svg(height, f"Speed against quality: {title}", parts)
+    return svg(height, f"Speed against quality: {title}", parts)
 
 
 def nice_ticks(high: float, low: float = 0.0, count: int = 5) -> list[float]:
@@ -140,7 +140,7 @@ def _range(values: Sequence[float], measured: bool) -> tuple[float, float]:
 def _point(row: Row, x: float, y: float, taken: list[tuple[float, float, float]]) -> list[str]:
     """A dot and its name, moved down until it covers nothing; what is taken has a left, a right and a baseline."""
     width = 6.6 * len(row.contestant)
-    start = x + 9 if x + 9 + width < _WIDTH else x - 9 - width
+    start = x + 9 if x + 9 + width < WIDTH else x - 9 - width
     at = y + 4
     while any(abs(at - other) < 13 and start < end and begin < start + width for begin, end, other in taken):
         at += 3
@@ -186,13 +186,15 @@ def _label(x: float, y: float, tick: float) -> str:
 
 
 def _axis_title(title: str, rows: int) -> str:
-    return _text_at(_LABELS, _TOP + rows * _ROW + 36, title, "start")
+    return axis_text(_LABELS, _TOP + rows * _ROW + 36, title, "start")
 
 
-def _text_at(x: float, y: float, text: str, anchor: str) -> str:
+def axis_text(x: float, y: float, text: str, anchor: str) -> str:
+    """Small grey text: what an axis or a line means."""
     return f'<text class="axis" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _svg(height: float, title: str, parts: Iterable[str]) -> str:
+def svg(height: float, title: str, parts: Iterable[str]) -> str:
+    """A plot, `WIDTH` wide."""
     body = "".join(parts)
-    return f'<svg viewBox="0 0 {_WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">{body}</svg>'
+    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">{body}</svg>'

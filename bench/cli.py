@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from sbert_infer import __version__
-from sbert_infer.errors import SbertInferError
+from sbert_infer.bench.console import check_outputs, make_workloads, plain_errors, progress_line, temporary_folder
 
 if TYPE_CHECKING:
     from sbert_infer.bench.results import Results
@@ -29,6 +25,7 @@ Examples:
   sbert-bench model.onnx --sts sts-test.tsv --json today.json
   sbert-bench model.onnx --rivals-python .venv-rivals/bin/python
   sbert-bench compare before.json after.json       what got slower
+  sbert-bench --serve http://127.0.0.1:8080        load on a server, see sbert-bench --serve --help
 
 The contestants take turns in rounds, each in a process of its own, and what they computed is compared with the eager
 model: one with wrong vectors is shown as wrong, not as fast. The exit code is 1 if one of ours is wrong.
@@ -90,12 +87,12 @@ def run(
     html_file: Path | None,
 ) -> None:
     """Measure exported models against the eager PyTorch reference and other libraries."""
-    with _plain_errors(), _temporary_folder() as folder, _progress() as progress:
+    with plain_errors(), temporary_folder() as folder, progress_line() as progress:
         from sbert_infer.bench.session import Settings, run_session
         from sbert_infer.bench.subject import open_subject
         from sbert_infer.bench.table import render_table
 
-        _check_outputs(json_file, html_file)
+        check_outputs(json_file, html_file)
         settings = Settings(
             rounds=rounds,
             seed=seed,
@@ -105,10 +102,10 @@ def run(
             only=only,
             trust_remote_code=trust_remote_code,
         )
-        texts = _make_workloads(workloads, texts_file, num_texts, seed)
+        texts = make_workloads(workloads, texts_file, num_texts, seed)
         subject = open_subject(sources, checkpoint, folder, trust_remote_code=trust_remote_code, announce=progress)
         results = run_session(subject, texts, settings, folder, progress)
-    with _plain_errors():
+    with plain_errors():
         _write(results, json_file, html_file)
     click.echo(render_table(results, markdown=markdown))
     if "interrupted" in results.stamp:
@@ -123,7 +120,7 @@ def run(
 @click.option("--tolerance", type=click.FloatRange(0, 1), default=0.1, show_default=True, help="Loss that is noise.")
 def compare(before: Path, after: Path, tolerance: float) -> None:
     """Show what got slower or faster between two JSON files; exit with 1 if one of ours got slower."""
-    with _plain_errors():
+    with plain_errors():
         from sbert_infer.bench import compare as comparison
         from sbert_infer.bench.results import ResultsError, load_results
 
@@ -139,23 +136,18 @@ def compare(before: Path, after: Path, tolerance: float) -> None:
 
 
 def main() -> None:
-    """`sbert-bench compare ...` compares; anything else is something to measure."""
-    if sys.argv[1:2] == ["compare"]:
-        compare(sys.argv[2:], prog_name="sbert-bench compare")
+    """`sbert-bench compare ...` compares, `--serve` loads servers; anything else is something to measure."""
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["compare"]:
+        compare(arguments[1:], prog_name="sbert-bench compare")
+    if "--serve" in arguments:
+        from sbert_infer.bench.load_cli import load
+
+        load([argument for argument in arguments if argument != "--serve"], prog_name="sbert-bench --serve")
     run(prog_name="sbert-bench")
 
 
 _LATENCY_TEXTS = 100
-
-
-def _make_workloads(names: tuple[str, ...], file: Path | None, num_texts: int, seed: int) -> dict[str, tuple[str, ...]]:
-    from sbert_infer.bench.workloads import WorkloadError, make_workload, read_workload
-
-    if file is not None and names:
-        raise WorkloadError("--texts takes the place of --workload: give one of them")
-    if file is not None:
-        return {file.stem: read_workload(file, num_texts)}
-    return {name: make_workload(name, num_texts, seed) for name in names or ("mixed",)}
 
 
 def _interpreter(path: str | None) -> str:
@@ -169,15 +161,6 @@ def _interpreter(path: str | None) -> str:
     return str(Path(found).absolute())  # not resolved: a virtual environment is known by its link
 
 
-def _check_outputs(*files: Path | None) -> None:
-    """Before the long run, not after it."""
-    from sbert_infer.bench.subject import BenchError
-
-    for file in files:
-        if file is not None and not file.absolute().parent.is_dir():
-            raise BenchError(f"the folder {file.parent} does not exist")
-
-
 def _write(results: Results, json_file: Path | None, html_file: Path | None) -> None:
     from sbert_infer.bench.page import render_page
     from sbert_infer.bench.results import save_results
@@ -186,33 +169,6 @@ def _write(results: Results, json_file: Path | None, html_file: Path | None) -> 
         save_results(results, json_file)
     if html_file is not None:
         html_file.write_text(render_page(results), encoding="utf-8")
-
-
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    try:
-        yield
-    except SbertInferError as error:
-        click.echo(f"error: {error}", err=True)
-        raise SystemExit(1) from None
-    except OSError as error:
-        click.echo(f"error: {error.filename or ''}: {error.strerror or error}", err=True)
-        raise SystemExit(1) from None
-
-
-@contextmanager
-def _temporary_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="sbert-bench-", ignore_cleanup_errors=True) as folder:
-        yield Path(os.path.realpath(folder))
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], object]]:
-    """On a terminal, a line that says what is being done and for how long already."""
-    from tqdm import tqdm
-
-    with tqdm(bar_format="{desc}  [{elapsed}]", leave=False, disable=None) as bar:  # None: a terminal only
-        yield lambda line: bar.set_description_str(line)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
+from typing import Any
 
 from sbert_infer.bench.charts import latency_chart, quality_chart, throughput_chart
 from sbert_infer.bench.results import Results, Row, WorkloadFacts
 from sbert_infer.bench.table import cells, describe_stamp, describe_workload, notes
 
-__all__ = ["render_page"]
+__all__ = ["html_page", "render_page", "subtitle"]
 
 _STYLE = """
 :root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--ink:#1b2330;--dim:#667085;--line:#e3e7ee;
@@ -56,26 +57,33 @@ _LEGEND = {"ours": "sbert-infer", "eager": "eager PyTorch reference", "rival": "
 def render_page(results: Results) -> str:
     """The whole page. The figures are inside once more as JSON, for whoever wants to compute with them."""
     title = f"{results.stamp['model']}: sbert-bench"
-    sections = [_section(facts, results.of(facts.name)) for facts in results.workloads]
-    data = json.dumps(asdict(results), ensure_ascii=False).replace("<", "\\u003c")
+    parts = [
+        f"<h1>{escape(str(results.stamp['model']))}</h1>",
+        f'<p class="dim">{escape(subtitle(results.stamp))}</p>',
+        _headline(results),
+        _legend(results.rows),
+        *(_section(facts, results.of(facts.name)) for facts in results.workloads),
+        _stamp(results),
+    ]
+    return html_page(title, parts, asdict(results))
+
+
+def html_page(title: str, parts: Sequence[str], data: dict[str, Any], style: str = "") -> str:
+    """A page of `parts` that needs nothing from outside, with `data` inside as JSON."""
+    content = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{_HATCH}\n<main>",
-            f"<h1>{escape(str(results.stamp['model']))}</h1>",
-            f'<p class="dim">{escape(_subtitle(results))}</p>',
-            _headline(results),
-            _legend(results.rows),
-            *sections,
-            _stamp(results),
-            f'</main>\n<script type="application/json" id="results">{data}</script>\n</body>\n</html>\n',
+            f"<title>{escape(title)}</title>\n<style>{_STYLE}{style}</style>\n</head>\n<body>\n{_HATCH}\n<main>",
+            *parts,
+            f'</main>\n<script type="application/json" id="results">{content}</script>\n</body>\n</html>\n',
         ]
     )
 
 
-def _subtitle(results: Results) -> str:
-    stamp = results.stamp
+def subtitle(stamp: dict[str, Any]) -> str:
+    """On what and when it was measured."""
     return f"{stamp['cpu']}, {stamp['cores']} usable cores, {stamp['date']}, sbert-infer {stamp['sbert_infer']}"
 
 

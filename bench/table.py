@@ -8,7 +8,7 @@ from typing import Any
 from sbert_infer.bench.results import Results, Row, WorkloadFacts
 from sbert_infer.bench.stats import median
 
-__all__ = ["COLUMNS", "cells", "describe_stamp", "describe_workload", "notes", "render_table"]
+__all__ = ["COLUMNS", "cells", "describe_stamp", "describe_workload", "notes", "render_cells", "render_table"]
 
 
 def _number(pattern: str) -> Callable[[Any], str]:
@@ -53,7 +53,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "file MB": lambda row: _number("{:.0f}")(row.file_mb),
     "batch": lambda row: "tokens" if row.ours else _number("{}")(row.batch_size),
 }
-_LEFT = ("contestant", "type")
+_LEFT = ("contestant", "type", "server", "level", "what")
 
 
 def render_table(results: Results, *, markdown: bool = False) -> str:
@@ -63,7 +63,7 @@ def render_table(results: Results, *, markdown: bool = False) -> str:
         rows = results.of(facts.name)
         heading = f"**{facts.name}**" if markdown else facts.name
         parts.append(f"{heading}: {describe_workload(facts)}")
-        parts.append((_markdown if markdown else _plain)(*cells(rows)))
+        parts.append(render_cells(*cells(rows), markdown=markdown))
         parts.append("\n".join(f"{'- ' if markdown else '  '}{note}" for note in notes(rows)))
     if results.not_installed:
         parts.append(f"not installed: {', '.join(results.not_installed)}")
@@ -77,6 +77,11 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     kept = [place for place in range(len(COLUMNS)) if any(line[place] != "-" for line in full)]
     headings = list(COLUMNS)
     return [headings[place] for place in kept], [[line[place] for place in kept] for line in full]
+
+
+def render_cells(headings: list[str], lines: list[list[str]], *, markdown: bool = False) -> str:
+    """A table of cells that are texts already."""
+    return (_markdown if markdown else _plain)(headings, lines)
 
 
 def notes(rows: Sequence[Row]) -> list[str]:

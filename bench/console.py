@@ -1,0 +1,72 @@
+"""What the commands have in common: texts, checks before a long run, errors and progress for people."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from sbert_infer.errors import SbertInferError
+from sbert_infer.files import staged
+
+__all__ = ["check_outputs", "make_workloads", "plain_errors", "progress_line", "temporary_folder", "write_text"]
+
+
+def make_workloads(names: tuple[str, ...], file: Path | None, num_texts: int, seed: int) -> dict[str, tuple[str, ...]]:
+    """The texts of each workload asked for, or those of a file."""
+    from sbert_infer.bench.workloads import WorkloadError, make_workload, read_workload
+
+    if file is not None and names:
+        raise WorkloadError("--texts takes the place of --workload: give one of them")
+    if file is not None:
+        return {file.stem: read_workload(file, num_texts)}
+    return {name: make_workload(name, num_texts, seed) for name in names or ("mixed",)}
+
+
+def check_outputs(*files: Path | None) -> None:
+    """Before the long run, not after it."""
+    from sbert_infer.bench.subject import BenchError
+
+    for file in files:
+        if file is not None and not file.absolute().parent.is_dir():
+            raise BenchError(f"the folder {file.parent} does not exist")
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a file, whole or not at all."""
+    with staged(path) as file:
+        file.path.write_text(content, encoding="utf-8")
+        file.commit()
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Errors of this package and of the system as one line, and exit code 1."""
+    try:
+        yield
+    except SbertInferError as error:
+        click.echo(f"error: {error}", err=True)
+        raise SystemExit(1) from None
+    except OSError as error:
+        click.echo(f"error: {error.filename or ''}: {error.strerror or error}", err=True)
+        raise SystemExit(1) from None
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder for the time of a run."""
+    with tempfile.TemporaryDirectory(prefix="sbert-bench-", ignore_cleanup_errors=True) as folder:
+        yield Path(os.path.realpath(folder))
+
+
+@contextmanager
+def progress_line() -> Iterator[Callable[[str], object]]:
+    """On a terminal, a line that says what is being done and for how long already."""
+    from tqdm import tqdm
+
+    with tqdm(bar_format="{desc}  [{elapsed}]", leave=False, disable=None) as bar:  # None: a terminal only
+        yield lambda line: bar.set_description_str(line)
