@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +20,14 @@ import numpy.typing as npt
 from .backend import Backend
 from .errors import EngineError, TruncationError
 from .planner import Batch, plan_batches
-from .texts import check_texts
+from .texts import Text, check_pairs, check_texts, prepend
 from .tokenizer import TokenizedTexts, Tokenizer
 
 __all__ = ["EncodeStats", "Pipeline", "Window", "unique_texts"]
 
 Indices = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
+Item = TypeVar("Item", bound=Text)
 
 # Texts that are sorted together: enough for little padding, few enough to hold memory flat.
 WINDOW_TEXTS = 4096
@@ -64,10 +66,21 @@ class Window:
 class Pipeline:
     """Runs texts through a tokenizer and a backend on worker threads. Safe to use from many threads at once."""
 
-    def __init__(self, tokenizer: Tokenizer, backend: Backend, *, dim: int, pad_id: int, padding_side: str) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        backend: Backend,
+        *,
+        dim: int,
+        pad_id: int,
+        padding_side: str,
+        pairs: bool = False,  # of texts, instead of texts
+    ) -> None:
         self.tokenizer = tokenizer
         self.backend = backend
         self.dim = dim
+        self.noun = "pair" if pairs else "text"
+        self._check: Callable[[Sequence[object], int], None] = check_pairs if pairs else check_texts
         self._pad_id, self._padding_side = pad_id, padding_side
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
@@ -76,7 +89,7 @@ class Pipeline:
 
     def run(
         self,
-        texts: Iterable[str],
+        texts: Iterable[Text],
         *,
         prompt: str = "",
         prompt_length: int = 0,
@@ -89,7 +102,7 @@ class Pipeline:
         running: deque[_Work] = deque()
         try:
             while chunk := list(islice(source, WINDOW_TEXTS)):
-                check_texts(chunk, start)
+                self._check(chunk, start)
                 work = _Work(self, chunk, start, prompt)
                 if not allow_truncation:
                     work.refuse_truncation()
@@ -105,7 +118,7 @@ class Pipeline:
             for work in running:
                 work.cancel()
 
-    def run_together(self, texts: Sequence[str]) -> Vectors:
+    def run_together(self, texts: Sequence[Text]) -> Vectors:
         """All `texts` in one batch, padded to the longest, as `run` never would: to see that it makes no difference."""
         tokenized = self.tokenizer(texts)
         vectors = np.empty((len(texts), self.dim), np.float32)
@@ -146,10 +159,10 @@ class Pipeline:
 class _Work:
     """One window on its way through the workers."""
 
-    def __init__(self, pipeline: Pipeline, texts: list[str], start: int, prompt: str) -> None:
+    def __init__(self, pipeline: Pipeline, texts: list[Text], start: int, prompt: str) -> None:
         self.pipeline, self.start, self.count = pipeline, start, len(texts)
         unique, self.inverse = unique_texts(texts)
-        self.tokenized = pipeline.tokenizer([prompt + text for text in unique] if prompt else unique)
+        self.tokenized = pipeline.tokenizer(prepend(prompt, unique) if prompt else unique)
         truncated = self.tokenized.truncated if self.inverse is None else self.tokenized.truncated[self.inverse]
         self.truncated: list[int] = (np.flatnonzero(truncated) + start).tolist()
         self.vectors = np.empty((len(unique), pipeline.dim), np.float32)
@@ -158,10 +171,8 @@ class _Work:
 
     def refuse_truncation(self) -> None:
         if self.truncated:
-            limit = self.pipeline.tokenizer.max_length
-            raise TruncationError(
-                f"text {self.truncated[0]} has more than {limit} tokens; shorten it or set on_truncate"
-            )
+            limit, which = self.pipeline.tokenizer.max_length, f"{self.pipeline.noun} {self.truncated[0]}"
+            raise TruncationError(f"{which} has more than {limit} tokens; shorten it or set on_truncate")
 
     def begin(self, prompt_length: int, max_batch_texts: int | None) -> None:
         """Hand the batches to the workers. A single one runs here and now: a hand-over would only add latency."""
@@ -194,9 +205,8 @@ class _Work:
         return Window(self.start, vectors, self._stats())
 
     def cancel(self) -> None:
-        for future in self.futures:
-            future.cancel()
-        wait(self.futures)
+        # Only for those that run: a cancelled one is never "done" once the executor is shut down.
+        wait([future for future in self.futures if not future.cancel()])
 
     def _check_finite(self, vectors: Vectors) -> None:
         # A sum is finite only if every term is: cheaper than asking each one, and exact enough to look closer.
@@ -205,7 +215,8 @@ class _Work:
         if not np.isfinite(total):
             bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
             if len(bad):
-                raise EngineError(f"the model gives NaN or infinity for text {bad[0] + self.start} ({len(bad)} in all)")
+                which = f"{self.pipeline.noun} {bad[0] + self.start}"
+                raise EngineError(f"the model gives NaN or infinity for {which} ({len(bad)} in all)")
 
     def _stats(self) -> EncodeStats:
         return EncodeStats(
@@ -218,7 +229,7 @@ class _Work:
         )
 
 
-def unique_texts(texts: list[str]) -> tuple[list[str], Indices | None]:
+def unique_texts(texts: list[Item]) -> tuple[list[Item], Indices | None]:
     """Each text once, and where each original finds its own; None when all differ."""
     places = dict(zip(dict.fromkeys(texts), range(len(texts)), strict=False))
     if len(places) == len(texts):

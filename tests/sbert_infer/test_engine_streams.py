@@ -103,6 +103,13 @@ def test_an_interrupted_stream_leaves_the_workers_idle_and_usable(small: Engine)
     assert set(threading.enumerate()) <= others
 
 
+def test_a_stream_may_end_after_its_engine(small: Engine) -> None:
+    stream = small.encode_iter(f"text {number}" for number in range(9000))
+    next(stream)
+    small.close()
+    stream.close()  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("settings", [{"workers": 1}, {"workers": 3}, {"threads": 2}, {"max_batch_tokens": 16}])
 def test_settings_do_not_change_the_vectors(settings: dict[str, int], small: Engine, small_onnx: Path) -> None:
     with Engine(small_onnx, **settings) as engine:  # type: ignore[arg-type]

@@ -1,0 +1,69 @@
+"""The bar of a job: share of the input, texts and tokens per second, time left. Silent where there is no terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+from types import TracebackType
+
+from tqdm import tqdm
+
+__all__ = ["Progress"]
+
+_STEPS = 10_000  # of the bar
+_WITH_TOTAL = "{percentage:5.1f}% |{bar}| {desc} [{elapsed}<{remaining}]"
+_WITHOUT = "{desc} [{elapsed}]"
+
+
+class Progress:
+    """Counts texts. `part(texts, fraction)` says that the next part ends at a fraction of the input, NaN if unknown."""
+
+    def __init__(self, fraction: float, *, quiet: bool = False) -> None:
+        self.texts = self.tokens = 0
+        self._started = time.monotonic()
+        self._parts: list[tuple[int, float]] = []
+        self._done_in_part = 0
+        self._fraction = fraction
+        known = not math.isnan(fraction)
+        initial = round(fraction * _STEPS) if known else 0
+        style = _WITH_TOTAL if known else _WITHOUT
+        # disable=None: on a terminal only
+        self._bar = tqdm(total=_STEPS, initial=initial, bar_format=style, disable=True if quiet else None, leave=False)
+
+    def part(self, texts: int, fraction: float) -> None:
+        """Announce a part."""
+        self._parts.append((texts, fraction))
+
+    def add(self, texts: int) -> None:
+        """So many more texts are done."""
+        self.texts += texts
+        self._done_in_part += texts
+        while self._parts and self._done_in_part >= self._parts[0][0]:
+            size, self._fraction = self._parts.pop(0)
+            self._done_in_part -= size
+        self._show()
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._started
+
+    def _show(self) -> None:
+        speed = f"{self.texts / self.seconds:,.0f} texts/s, {self.tokens / self.seconds:,.0f} tokens/s"
+        self._bar.set_description_str(f"{self.texts:,} texts, {speed}", refresh=False)
+        here = self._fraction
+        if self._parts:
+            size, end = self._parts[0]
+            here += (end - here) * self._done_in_part / max(1, size)
+        if not math.isnan(here):
+            self._bar.update(max(0, round(here * _STEPS) - self._bar.n))
+        else:
+            self._bar.update(0)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
