@@ -1,0 +1,29 @@
+"""Search with FAISS: python examples/faiss_search.py model.onnx."""
+
+from __future__ import annotations
+
+import sys
+
+import faiss
+from texts import QUESTIONS, TEXTS, show
+
+from sbert_infer import Engine
+
+
+def main(artifact: str) -> None:
+    """Index the texts in memory, then ask."""
+    engine = Engine(artifact)
+    vectors = engine.encode_document(TEXTS, normalize_embeddings=True)  # [texts, dim], float32 as FAISS wants it
+
+    index = faiss.IndexFlatIP(vectors.shape[1])  # exact; of vectors of length 1 the inner product is the cosine
+    index.add(vectors)
+
+    scores, rows = index.search(engine.encode_query(QUESTIONS, normalize_embeddings=True), 3)
+    for question, best, found in zip(QUESTIONS, scores.tolist(), rows.tolist(), strict=True):
+        show(question, [(score, TEXTS[row]) for score, row in zip(best, found, strict=True)])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(sys.argv[1])

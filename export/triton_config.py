@@ -1,0 +1,175 @@
+"""The `config.pbtxt` of each model in a Triton Inference Server repository."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["Served", "ensemble_config", "model_config", "tokenizer_config"]
+
+Tensor = tuple[str, str, int]  # name, type and size without the batch; a size of -1 varies
+
+# None of these has been measured on a server: they are places to start from.
+_GPU_QUEUE_DELAY_US = 1000  # a CPU waits for nothing: while its instances are busy, requests gather anyway
+_TIMEOUT_US = 10_000_000
+_MAX_QUEUE_REQUESTS = 1024
+_GPU_TOKENIZERS = 4  # processes: a GPU is faster than one can tokenize
+# A longer bucket is not warmed up: a model without a limit would need gigabytes for it.
+_MAX_WARM_UP_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model, and how it is to be served."""
+
+    name: str
+    dim: int
+    edges: tuple[int, ...]  # the lengths that texts are padded to
+    max_batch: int  # texts that run together
+    batch_tokens: int  # tokens that best run together, padding included
+    prompt_length: bool  # whether the model must be told how many tokens its prompt takes
+    gpu: bool
+    instances: int
+    fused: bool = False  # by the export, for onnxruntime
+    engines: Mapping[str, str] = field(default_factory=dict)  # compute capability -> file; none: an ONNX model
+
+    @property
+    def tokens(self) -> list[Tensor]:
+        """What the tokenizer hands to the model."""
+        extra = [("prompt_length", "TYPE_INT64", 1)] if self.prompt_length else []
+        return [("input_ids", "TYPE_INT64", -1), ("attention_mask", "TYPE_INT64", -1), *extra]
+
+    @property
+    def text(self) -> Tensor:
+        """What a client sends."""
+        return "text", "TYPE_STRING", 1
+
+    @property
+    def vector(self) -> Tensor:
+        """What the model makes of it."""
+        return "sentence_embedding", "TYPE_FP32", self.dim
+
+    @property
+    def truncated(self) -> Tensor:
+        """Whether the text was longer than the model's limit."""
+        return "truncated", "TYPE_BOOL", 1
+
+
+def tokenizer_config(served: Served) -> str:
+    """Texts to padded token ids, in Python."""
+    count = _GPU_TOKENIZERS if served.gpu else 1
+    return f"""\
+name: "{served.name}_tokenizer"
+backend: "python"
+max_batch_size: {served.max_batch}
+{_tensors("input", [served.text])}
+{_tensors("output", [*served.tokens, served.truncated])}
+# What happens to a text that is longer than the model's limit: "report" cuts it and says so in the output
+# `truncated`, "error" refuses the request.
+parameters {{ key: "on_truncate" value {{ string_value: "report" }} }}
+instance_group [ {{ kind: KIND_CPU count: {count} }} ]
+{_batching(0)}"""
+
+
+def model_config(served: Served) -> str:
+    """Token ids to vectors, with onnxruntime or TensorRT."""
+    return f"""\
+name: "{served.name}_model"
+platform: "{"tensorrt_plan" if served.engines else "onnxruntime_onnx"}"
+max_batch_size: {served.max_batch}
+{_tensors("input", served.tokens)}
+{_tensors("output", [served.vector])}
+{_runtime(served)}
+{_batching(_GPU_QUEUE_DELAY_US if served.gpu else 0)}
+{_warm_up(served)}"""
+
+
+def ensemble_config(served: Served) -> str:
+    """Text to vector: the tokenizer, then the model."""
+    tokens = [name for name, _, _ in served.tokens]
+    return f"""\
+name: "{served.name}"
+platform: "ensemble"
+max_batch_size: {served.max_batch}
+{_tensors("input", [served.text])}
+{_tensors("output", [served.vector, served.truncated])}
+ensemble_scheduling {{
+  step [
+    {{
+      model_name: "{served.name}_tokenizer"
+      model_version: -1
+      {_map("input_map", ["text"])}
+      {_map("output_map", [*tokens, "truncated"])}
+    }},
+    {{
+      model_name: "{served.name}_model"
+      model_version: -1
+      {_map("input_map", tokens)}
+      {_map("output_map", ["sentence_embedding"])}
+    }}
+  ]
+}}
+"""
+
+
+def _tensors(kind: str, tensors: Iterable[Tensor]) -> str:
+    lines = [f'  {{ name: "{name}" data_type: {type} dims: [ {size} ] }}' for name, type, size in tensors]
+    return f"{kind} [\n" + ",\n".join(lines) + "\n]"
+
+
+def _map(kind: str, names: Iterable[str]) -> str:
+    """A step's tensors have the same names in the ensemble."""
+    return "\n      ".join(f'{kind} {{ key: "{name}" value: "{name}" }}' for name in names)
+
+
+def _batching(delay_us: int) -> str:
+    """Requests of one shape run together, as many as `max_batch_size` allows: the default is to prefer just that."""
+    return f"""\
+dynamic_batching {{
+  max_queue_delay_microseconds: {delay_us}
+  default_queue_policy {{
+    timeout_action: REJECT
+    default_timeout_microseconds: {_TIMEOUT_US}
+    allow_timeout_override: true
+    max_queue_size: {_MAX_QUEUE_REQUESTS}
+  }}
+}}"""
+
+
+def _runtime(served: Served) -> str:
+    """What runs the model, and how many times at once."""
+    if served.engines:
+        files = "\n".join(
+            f'cc_model_filenames {{ key: "{cc}" value: "{file}" }}' for cc, file in served.engines.items()
+        )
+        profiles = ", ".join(f'"{index}"' for index in range(len(served.edges)))  # one for each length
+        return f"{files}\ninstance_group [ {{ kind: KIND_GPU count: {served.instances} profile: [ {profiles} ] }} ]"
+    if served.gpu:
+        return f"instance_group [ {{ kind: KIND_GPU count: {served.instances} }} ]"
+    return f"""\
+# One instance for each core of the machine that serves, and one thread each: many texts at once are fastest so.
+instance_group [ {{ kind: KIND_CPU count: {served.instances} }} ]
+parameters {{ key: "intra_op_thread_count" value {{ string_value: "1" }} }}
+parameters {{ key: "inter_op_thread_count" value {{ string_value: "1" }} }}
+# The weights are held once, where the server's version knows this; others ignore it.
+parameters {{ key: "share_session_between_instances" value {{ string_value: "true" }} }}""" + (
+        "\n# Basic optimizations: the graph is fused already.\noptimization { graph { level: -1 } }"
+        if served.fused
+        else ""
+    )
+
+
+def _warm_up(served: Served) -> str:
+    """A batch of each length before the first request: memory is taken, and kernels are chosen, by shape."""
+    samples = [_sample(served, edge) for edge in served.edges if edge <= _MAX_WARM_UP_TOKENS]
+    return "model_warmup [\n" + ",\n".join(samples) + "\n]\n"
+
+
+def _sample(served: Served, edge: int) -> str:
+    batch = max(1, min(served.max_batch, served.batch_tokens // edge))
+    zeros = [
+        f'    inputs {{ key: "{name}" value {{ data_type: {type} dims: [ {edge if size < 0 else size} ] zero_data: true'
+        for name, type, size in served.tokens
+    ]
+    inputs = "\n".join(f"{line} }} }}" for line in zeros)
+    return f'  {{\n    name: "{edge} tokens"\n    batch_size: {batch}\n{inputs}\n  }}'
