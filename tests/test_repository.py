@@ -39,6 +39,9 @@ def modules_of(*extras: str) -> frozenset[str]:
     return frozenset(requirement.name.replace("-", "_") for requirement in requirements(*extras))
 
 
+EVERYTHING = ("cpu", "export", "serve", "embed", "ray", "examples", "dev")  # what `make setup` installs
+
+
 # Import rules -------------------------------------------------------------------------------------------------------
 
 
@@ -63,6 +66,7 @@ class Layer:
 
 
 RUNTIME, EXPORT, KERNELS, BENCH = "sbert_infer", "sbert_infer.export", "sbert_infer.kernels", "sbert_infer.bench"
+SERVE, EMBED = "sbert_infer.serve", "sbert_infer.embed"
 LAYERS = {
     "sbert_infer": Layer(
         package=RUNTIME,
@@ -71,7 +75,14 @@ LAYERS = {
         lazy_packages=frozenset({KERNELS}),
         lazy_libraries=frozenset({"torch", "cuda"}),
     ),
-    "export": Layer(EXPORT, frozenset({RUNTIME, EXPORT, KERNELS}), modules_of("export")),
+    "sbert_infer/serve": Layer(SERVE, frozenset({RUNTIME, SERVE}), modules_of("cpu", "serve")),
+    "sbert_infer/embed": Layer(
+        EMBED, frozenset({RUNTIME, EMBED}), modules_of("cpu", "embed", "ray"), lazy_libraries=frozenset({"fsspec"})
+    ),
+    # The last is for a file that is copied into Triton Inference Server, which has it.
+    "export": Layer(
+        EXPORT, frozenset({RUNTIME, EXPORT, KERNELS}), modules_of("export") | {"triton_python_backend_utils"}
+    ),
     "kernels": Layer(KERNELS, frozenset({KERNELS}), frozenset({"torch", "triton"})),
     "bench": Layer(BENCH, frozenset({RUNTIME, EXPORT, KERNELS, BENCH}), modules_of("export"), lazy_libraries=None),
 }
@@ -80,7 +91,7 @@ LAYERS = {
 def owner_of(name: str) -> str:
     """The layer's package that `name`, a dotted name under sbert_infer, belongs to."""
     head = ".".join(name.split(".")[:2])
-    return head if head in (EXPORT, KERNELS, BENCH) else RUNTIME
+    return head if head in (EXPORT, KERNELS, BENCH, SERVE, EMBED) else RUNTIME
 
 
 def imports(node: ast.AST, package: str, *, lazy: bool = False) -> Iterator[tuple[int, str, bool]]:
@@ -106,9 +117,11 @@ def violations(layer: Layer, package: str, source: str) -> list[str]:
 
 
 def sources(folder: str) -> list[Path]:
-    """The folder's own Python files: not those behind the symlinks in sbert_infer/."""
+    """The folder's own Python files: not those behind the symlinks in sbert_infer/, nor those of another layer."""
+    others = [ROOT / other for other in LAYERS if other.startswith(f"{folder}/")]
     files = sorted((ROOT / folder).rglob("*.py"))
-    return [file for file in files if not any(parent.is_symlink() for parent in file.parents)]
+    own = [file for file in files if not any(other in file.parents for other in others)]
+    return [file for file in own if not any(parent.is_symlink() for parent in file.parents)]
 
 
 @pytest.mark.parametrize("folder", LAYERS)
@@ -139,6 +152,10 @@ def test_the_import_rules_see_the_code() -> None:
         ("sbert_infer", "def f():\n    from sbert_infer import export"),
         ("sbert_infer", "def f():\n    from . import bench"),
         ("sbert_infer", "from .kernels.pool import pool"),
+        ("sbert_infer", "def f():\n    from .serve.server import Server"),
+        ("sbert_infer/serve", "import pyarrow"),
+        ("sbert_infer/serve", "from ..embed import Embedder"),
+        ("sbert_infer/embed", "import torch"),
         ("export", "from sbert_infer.bench.demo import main"),
         ("export", "from ..bench import demo"),
         ("export", "def f():\n    import sentence_transformers"),
@@ -159,6 +176,8 @@ def test_the_import_rules_forbid(folder: str, source: str) -> None:
         ("sbert_infer", "from .errors import ArtifactError\nfrom sbert_infer import errors"),
         ("sbert_infer", "if TYPE_CHECKING:\n    import torch"),
         ("sbert_infer", "def f():\n    import torch\n    from .kernels.pool import pool"),
+        ("sbert_infer/serve", "import msgspec\nfrom ..engine import Engine\nfrom .wire import TeiError"),
+        ("sbert_infer/embed", "import pyarrow as pa\nimport ray\ndef f():\n    import fsspec"),
         ("export", "import torch\nimport onnx_ir\nfrom ..errors import ExportError\nfrom . import fuse"),
         ("kernels", "import torch\nimport triton.language as tl\nfrom . import pool"),
         ("bench", "from sbert_infer.export import fuse\ndef f():\n    import fastembed"),
@@ -209,7 +228,7 @@ def test_each_pin_is_one_exact_version() -> None:
     assert sorted(here) == sorted(set(here))
 
 
-@pytest.mark.parametrize("requirement", requirements("cpu", "export", "dev"), ids=lambda requirement: requirement.name)
+@pytest.mark.parametrize("requirement", requirements(*EVERYTHING), ids=lambda requirement: requirement.name)
 def test_each_dependency_is_pinned_within_its_bounds(requirement: Requirement) -> None:
     version = pinned_here().get(canonicalize_name(requirement.name))
     assert version is not None, f"{requirement.name} has no pin in constraints.txt"
@@ -219,7 +238,7 @@ def test_each_dependency_is_pinned_within_its_bounds(requirement: Requirement) -
 def test_what_dependencies_bring_is_pinned() -> None:
     """Except under torch, which pins its own CUDA libraries, and differently per build."""
     seen: set[tuple[str, frozenset[str]]] = set()
-    queue = requirements("cpu", "export", "dev")
+    queue = requirements(*EVERYTHING)
     while queue:
         requirement = queue.pop()
         name, extras = canonicalize_name(requirement.name), frozenset(requirement.extras)
@@ -230,7 +249,7 @@ def test_what_dependencies_bring_is_pinned() -> None:
             environments = [{"extra": extra} for extra in ("", *extras)]
             if child.marker is None or any(map(child.marker.evaluate, environments)):
                 queue.append(child)
-    assert len(seen) > len(requirements("cpu", "export", "dev"))
+    assert len(seen) > len(requirements(*EVERYTHING))
     assert {name for name, _ in seen} - set(pinned_here()) == set()
 
 
