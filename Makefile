@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RIVALS := .venv-rivals
+CLIENTS := .venv-clients
+# litellm wants an older openai than the current one, which the other clients are tried with.
+OPENAI_CURRENT := 3.49.0
 # The kernels are checked with the Triton that torch pins, in constraints.txt, and with a current one beside it.
 TRITON_CURRENT := 3.9.0
 OTHER_TRITON := $(VENV)/triton-$(TRITON_CURRENT)
@@ -30,7 +33,14 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --no-deps --target $(OTHER_TRITON) triton==$(TRITON_CURRENT) || test "$$(uname)" != Linux
 	touch $@
 
-test: lint ## lint, then run every test
+# The clients that the server is tried with need other versions of what we use: an environment of their own.
+$(CLIENTS)/.installed: tests/clients.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --no-compile -r tests/clients.txt
+	$(CLIENTS)/bin/python -m pip install --no-compile --no-deps --target $(CLIENTS)/openai-$(OPENAI_CURRENT) openai==$(OPENAI_CURRENT)
+	touch $@
+
+test: lint $(CLIENTS)/.installed ## lint, then run every test
 	SBERT_INFER_OTHER_TRITON=$(CURDIR)/$(OTHER_TRITON) $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 # What is left of a traceback if there is no GPU: one line, and an exit code that is not 0.
@@ -87,5 +97,5 @@ bench-gpu: setup ## the benchmark on an NVIDIA GPU: TensorRT, onnxruntime, eager
 	$(BIN)/python -m sbert_infer.kernels.benchmark
 
 clean: ## remove .venv, caches and build leftovers
-	rm -rf $(VENV) $(RIVALS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(RIVALS) $(CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

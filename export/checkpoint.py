@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 from sbert_infer.errors import CheckpointError
+from sbert_infer.export.entries import FIRST, Entry, read_entries
 from sbert_infer.export.hub import locate, shown, weight_files
 from sbert_infer.export.modules import (
     SUPPORTED,
@@ -23,18 +24,16 @@ from sbert_infer.export.modules import (
     WeightedLayerPoolingSpec,
     check_chain,
     output_dim,
-    read_json,
     read_module,
-    unknown_keys,
 )
 from sbert_infer.export.pretrained import length_limit, read_config, read_tokenizer
 from sbert_infer.export.settings import (
-    SENTENCE_CONFIGS,
     ModelSettings,
     TransformerSettings,
     read_model_settings,
     read_transformer_settings,
 )
+from sbert_infer.export.static import MODEL_TYPE, read_static
 
 __all__ = ["Checkpoint", "read_checkpoint", "weights_sha256"]
 
@@ -46,9 +45,9 @@ class Checkpoint:
     source: str  # what the user typed
     name: str  # folder or repository name, for people
     path: Path
-    transformer_path: Path  # folder of config.json and the weights; may be a subfolder
+    transformer_path: Path  # folder of the first module and its weights; may be a subfolder
     model_type: str  # e.g. "bert"
-    modules: tuple[ModuleSpec, ...]  # behind the transformer, in order
+    modules: tuple[ModuleSpec, ...]  # behind the transformer, or the table of static embeddings, in order
     max_length: int  # in tokens, special ones included
     prompts: dict[str, str]
     default_prompt_name: str | None
@@ -69,103 +68,96 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """One line of modules.json."""
+class _Body:
+    """What the first module decides, and the modules behind it."""
 
-    kind: str
-    path: str
-
-    @property
-    def name(self) -> str:
-        return self.path or self.kind
+    model_type: str = ""
+    modules: tuple[ModuleSpec, ...] = ()
+    max_length: int = 0
+    do_lower_case: bool = False
 
 
 def read_checkpoint(
-    source: str | Path, *, max_length: int | None = None, trust_remote_code: bool = False
+    source: str | Path, *, max_length: int | None = None, route: str | None = None, trust_remote_code: bool = False
 ) -> Checkpoint:
     """Read and validate the checkpoint in a local folder or under a hub id.
 
     `max_length` replaces the checkpoint's own length limit. A configured limit beyond the model's table of positions is
-    cut to what the table holds: longer texts could never have worked. Raises one `CheckpointError` with every problem.
+    cut to what the table holds: longer texts could never have worked. `route` is which one to take of a model that has
+    several. Raises one `CheckpointError` with every problem.
     """
     path = locate(str(source), trust_remote_code)
     problems: Problems = []
-    entries = _read_modules(path, problems)
-    transformer_path = path / next((entry.path for entry in entries if entry.kind == "Transformer"), "")
-    config = read_config(transformer_path, path, trust_remote_code, problems)
+    entries = read_entries(path, route, problems)
+    first = next((entry for entry in entries if entry.kind in FIRST), Entry("Transformer", ""))
     own = (path / "modules.json").is_file()  # else sentence-transformers reads none of its own files either
-    settings = read_transformer_settings(transformer_path, path, problems) if own else TransformerSettings()
     model = read_model_settings(path / "config_sentence_transformers.json", problems) if own else ModelSettings()
-    modules = _read_heads(path, entries, config, settings, problems) if own else _default_modules(config)
-    weight_files(transformer_path, shown(transformer_path, path), problems)
-    tokenizer = read_tokenizer(transformer_path, path, own, trust_remote_code, problems)
-    limit = length_limit(settings.max_length, tokenizer, config, max_length, problems)
+    if first.kind == "StaticEmbedding":
+        body = _read_static(path, first, entries, max_length, problems)
+    else:
+        body = _read_transformer(path, first, entries, max_length, trust_remote_code, problems)
     if problems:
         raise CheckpointError(str(source), problems)
     return Checkpoint(
         source=str(source),
         name=path.resolve().name if Path(source).is_dir() else str(source).rpartition("/")[2],
         path=path,
-        transformer_path=transformer_path,
-        model_type=config.model_type,
-        modules=modules,
-        max_length=limit,
+        transformer_path=path / first.path,
+        model_type=body.model_type,
+        modules=body.modules,
+        max_length=body.max_length,
         prompts=model.prompts,
         default_prompt_name=model.default_prompt_name,
         similarity=model.similarity,
         truncate_dim=model.truncate_dim,
-        do_lower_case=settings.do_lower_case,
+        do_lower_case=body.do_lower_case,
         trust_remote_code=trust_remote_code,
     )
 
 
-def _read_modules(path: Path, problems: Problems) -> list[_Entry]:
-    """The entries of modules.json; without one, a transformer alone."""
-    if not (path / "modules.json").is_file():
-        ours = [name for name in (*SENTENCE_CONFIGS, "config_sentence_transformers.json") if (path / name).is_file()]
-        problems += [f"modules.json is missing, though {name} is there: is the copy complete?" for name in ours]
-        return [_Entry("Transformer", "")]
-    entries = []
-    for item in read_json(path / "modules.json", "modules.json", problems, list):
-        entry = _read_entry(item, problems)
-        if entry is not None:
-            entries.append(entry)
-    kinds = [entry.kind for entry in entries]
-    if kinds.count("Transformer") != 1 or kinds[0] != "Transformer":
-        problems.append(
-            f"modules.json: the first module, and no other, must be a Transformer (found: {', '.join(kinds)})"
-        )
-    return entries
+def _read_transformer(
+    path: Path, first: Entry, entries: list[Entry], wanted: int | None, trust_remote_code: bool, problems: Problems
+) -> _Body:
+    folder = path / first.path
+    own = (path / "modules.json").is_file()
+    config = read_config(folder, path, trust_remote_code, problems)
+    settings = read_transformer_settings(folder, path, problems) if own else TransformerSettings()
+    modules = _read_heads(path, entries, config, settings, problems) if own else _default_modules(config)
+    weight_files(folder, shown(folder, path), problems)
+    tokenizer = read_tokenizer(folder, path, own, trust_remote_code, problems)
+    limit = length_limit(settings.max_length, tokenizer, config, wanted, problems)
+    return _Body(getattr(config, "model_type", ""), modules, limit, settings.do_lower_case)
 
 
-def _read_entry(item: Any, problems: Problems) -> _Entry | None:
-    if not isinstance(item, dict) or not isinstance(item.get("type"), str) or not isinstance(item.get("path"), str):
-        problems.append(f"modules.json: every module needs a 'type' and a 'path', not {item!r}")
-        return None
-    unknown_keys(item, ("idx", "name", "path", "type", "kwargs"), "modules.json", problems)
-    windows = PureWindowsPath(item["path"])  # knows both kinds of slash, and drives
-    if windows.anchor or ".." in windows.parts:
-        problems.append(f"modules.json: the path {item['path']!r} leads out of the checkpoint")
-        return None
-    package, _, kind = item["type"].rpartition(".")
-    if not package.startswith("sentence_transformers.") or kind not in ("Transformer", *SUPPORTED):
-        supported = ", ".join(("Transformer", *SUPPORTED))
-        problems.append(f"modules.json: module type '{item['type']}' is not supported yet (supported: {supported})")
-        return _Entry(kind if kind == "Transformer" else "", item["path"])
-    return _Entry(kind, item["path"])
-
-
-def _read_heads(
-    path: Path, entries: list[_Entry], config: Any, settings: TransformerSettings, problems: Problems
-) -> tuple[ModuleSpec, ...]:
-    """The modules behind the transformer, checked one by one and as a chain."""
+def _read_static(path: Path, first: Entry, entries: list[Entry], wanted: int | None, problems: Problems) -> _Body:
+    """The table's mean takes the place of Pooling."""
+    width, limit = read_static(path / first.path, first.name, problems)
+    mean = (first.name, PoolingSpec(width, ("mean",)))
     before = len(problems)
+    modules = [mean, *_read_modules(path, entries, problems)]
+    if len(problems) == before:
+        check_chain(modules, width, 0, problems)
+    if wanted is not None and wanted > limit:
+        problems.append(f"max length {wanted} is more than the {limit} tokens that the model allows")
+    return _Body(MODEL_TYPE, tuple(spec for _, spec in modules), wanted or limit)
+
+
+def _read_modules(path: Path, entries: list[Entry], problems: Problems) -> list[tuple[str, ModuleSpec]]:
+    """The modules behind the first, with their names."""
     named = [
         (entry.name, read_module(entry.kind, path / entry.path, entry.name, problems))
         for entry in entries
         if entry.kind in SUPPORTED
     ]
-    modules = [(name, spec) for name, spec in named if spec is not None]
+    return [(name, spec) for name, spec in named if spec is not None]
+
+
+def _read_heads(
+    path: Path, entries: list[Entry], config: Any, settings: TransformerSettings, problems: Problems
+) -> tuple[ModuleSpec, ...]:
+    """The modules behind the transformer, checked one by one and as a chain."""
+    before = len(problems)
+    modules = _read_modules(path, entries, problems)
     if config is None:
         return ()
     weighted = any(isinstance(spec, WeightedLayerPoolingSpec) for _, spec in modules)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +11,10 @@ from pathlib import Path
 from types import ModuleType
 
 import click
+from click.core import ParameterSource
 
 from sbert_infer import __version__
-from sbert_infer.artifact import Manifest
+from sbert_infer.artifact import RERANKER, Manifest
 from sbert_infer.errors import ExportError, SbertInferError
 
 EXAMPLES = """\b
@@ -23,7 +25,9 @@ Examples:
   sbert-export model/ --fp16                       writes model.plan, FP16, for GPUs; runs on CPUs, too
   sbert-export model/ --fp16 --target sm89,sm120   with TensorRT-RTX engines for these GPUs inside
   sbert-export model/ --portable -o any.onnx       standard operators, for other runtimes
+  sbert-export reranker/                           a cross-encoder, for Reranker("reranker.onnx")
   sbert-export --inspect model.plan                what is inside a file
+  sbert-export model.onnx --triton-repository dir  serve it with Triton Inference Server
   sbert-export sentence-transformers/all-MiniLM-L6-v2
 
 The vectors are compared with those of the eager PyTorch model before anything is written; if they differ too
@@ -62,7 +66,20 @@ much, nothing is, and the exit code is 1.
     default="graph",
     help="For --fp16: pool in the graph, or with the Triton kernel after it.",
 )
+@click.option(
+    "--outputs",
+    metavar="NAMES",
+    default="sentence",
+    help="sentence, or sentence,tokens: the graph also gives a vector for each token. [sentence]",
+)
+@click.option("--route", metavar="NAME", help="Which route to export, of a model that has several (Router, Asym).")
 @click.option("--min-cosine", type=float, metavar="X", help="Lowest cosine accepted. [0.9999; fp16: 0.999; int8: 0.98]")
+@click.option(
+    "--triton-repository",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Also write a model repository for Triton Inference Server. CHECKPOINT may then be an artifact.",
+)
 @click.option("--inspect", is_flag=True, help="Show what is inside an artifact, and check it; nothing is written.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--trust-remote-code", is_flag=True, help="Run the model code that the checkpoint brings along.")
@@ -80,7 +97,10 @@ def main(
     lengths: Path | None,
     max_batch_tokens: int | None,
     pooling: str,
+    outputs: str,
+    route: str | None,
     min_cosine: float | None,
+    triton_repository: Path | None,
     inspect: bool,
     force: bool,
     trust_remote_code: bool,
@@ -93,11 +113,15 @@ def main(
 
             click.echo(report(Path(checkpoint)))
             return
+        if triton_repository is not None and Path(checkpoint).is_file():
+            _check_only("checkpoint", "triton_repository", "force", "quiet")
+            _write_repository(Path(checkpoint), triton_repository, force, quiet)
+            return
         if calibration is not None and not (int8 or fp16):
             raise ExportError("--calibration is for --int8 and --fp16")
         if max_batch_tokens is not None and not fp16:
             raise ExportError("--max-batch-tokens is for --fp16")
-        exporter = _import_exporter()
+        exporter = _import("exporter")
         options = exporter.ExportOptions(
             int8=int8,
             fp16=fp16,
@@ -108,6 +132,8 @@ def main(
             targets=_split_targets(target),
             **({} if max_batch_tokens is None else {"max_batch_tokens": max_batch_tokens}),
             pooling=pooling,
+            outputs=[name.strip() for name in outputs.split(",")],
+            route=route,
             min_cosine=min_cosine,
             force=force,
             trust_remote_code=trust_remote_code,
@@ -115,24 +141,42 @@ def main(
         path = output or exporter.default_output(checkpoint, options)
         if path.is_dir():
             path = path / exporter.default_output(checkpoint, options).name
+        if triton_repository is not None:
+            _import("triton_repository").check_repository(path, triton_repository, force)
         manifest = exporter.export(checkpoint, path, options, step=_silent_step if quiet else _printed_step)
+        _warn_unfused(manifest, portable)
+        if not quiet:
+            click.echo(_summary(manifest, path, portable))
+        if triton_repository is not None:
+            _write_repository(path, triton_repository, force, quiet)
     except SbertInferError as error:
         raise SystemExit(_error(str(error))) from None
     except OSError as error:
         raise SystemExit(_error(f"{error.filename or checkpoint}: {error.strerror or error}")) from None
-    _warn_unfused(manifest, portable)
-    if not quiet:
-        click.echo(_summary(manifest, path, portable))
 
 
-def _import_exporter() -> ModuleType:
-    """Imported late: torch takes seconds, which `--help` should not."""
+def _import(name: str) -> ModuleType:
+    """A module of the export. Imported late: torch takes seconds, which `--help` should not."""
     try:
-        from sbert_infer.export import exporter
+        return importlib.import_module(f"sbert_infer.export.{name}")
     except ImportError as error:
         message = f"{error.name} is not installed, exporting needs it: pip install 'sbert-infer[export]'"
         raise ExportError(message) from error
-    return exporter
+
+
+def _check_only(*names: str) -> None:
+    """Refuse options that would have no effect on an artifact that is there already."""
+    context = click.get_current_context()
+    given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if odd := [name for name in given if name not in names]:
+        option = "--" + odd[0].replace("_", "-")
+        raise ExportError(f"{option} is for exporting a checkpoint, but {context.params['checkpoint']} is a file")
+
+
+def _write_repository(artifact: Path, folder: Path, force: bool, quiet: bool) -> None:
+    repository = _import("triton_repository").write_repository(artifact, folder, force=force)
+    if not quiet:
+        click.echo(repository.summary())
 
 
 def _read_lines(path: Path | None) -> list[str]:
@@ -194,7 +238,7 @@ def _warn_unfused(manifest: Manifest, portable: bool) -> None:
 
 
 def _summary(manifest: Manifest, path: Path, portable: bool) -> str:
-    parity, fusion = manifest.parity, manifest.fusion
+    fusion = manifest.fusion
     size = sum(file.stat().st_size for file in [path, *(path.parent / f.name for f in manifest.data_files)])
     graph = "graph    standard operators only"
     if not portable:
@@ -202,16 +246,27 @@ def _summary(manifest: Manifest, path: Path, portable: bool) -> str:
             f"{fusion['attention']} of {fusion['layers']} attention, {fusion['gelu']} of {fusion['gelu_layers']} gelu"
         )
         graph = f"fused    {nodes}; skip-layer-norm kept apart as add and norm, which is faster"
-    cosine = f"cosine min {parity['min_cosine']:.6f}, mean {parity['mean_cosine']:.6f}"
-    difference = f"max-abs {parity['max_abs']:.1e}, top-10 overlap {parity['top10_overlap']:.1%}"
+    if not fusion["layers"]:
+        graph = "graph    a lookup and a mean: there is nothing to fuse"
+    use = "Reranker({!r}).rank(query, [...])" if manifest.kind == RERANKER else "Engine({!r}).encode([...])"
     lines = [
         f"{path}  {size / 1e6:.1f} MB, {manifest.precision}, weights sha256 {manifest.weights_sha256[:12]}",
         f"  {graph}",
-        f"  parity   {cosine}, {difference}, on {parity['texts']} texts of up to {parity['max_length']} tokens",
+        f"  parity   {_parity(manifest)} of up to {manifest.parity['max_length']} tokens",
         *_engines(path),
-        f"  use      Engine({str(path)!r}).encode([...])",
+        f"  use      {use.format(str(path))}",
     ]
     return "\n".join(lines)
+
+
+def _parity(manifest: Manifest) -> str:
+    parity = manifest.parity
+    if manifest.kind == RERANKER:
+        difference = f"max-abs {parity['max_abs']:.1e} of scores that spread by {parity['spread']:.1e}"
+        return f"{difference}, {parity['rank_agreement']:.2%} in the same order, on {parity['pairs']} pairs"
+    cosine = f"cosine min {parity['min_cosine']:.6f}, mean {parity['mean_cosine']:.6f}"
+    difference = f"max-abs {parity['max_abs']:.1e}, top-10 overlap {parity['top10_overlap']:.1%}"
+    return f"{cosine}, {difference}, on {parity['texts']} texts"
 
 
 def _engines(path: Path) -> list[str]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
-from torch import nn
+from torch import Tensor, nn
 
 import sbert_infer
-from sbert_infer.artifact import PRODUCER
+from sbert_infer.artifact import PRODUCER, SENTENCE, TOKENS
 from sbert_infer.errors import ExportError
 from sbert_infer.export.checkpoint import Checkpoint
 from sbert_infer.export.constants import share_equal_constants
@@ -27,23 +27,62 @@ __all__ = ["OPSET", "convert", "quiet_tracer", "tidy", "trace"]
 OPSET = 18  # the newest whose graphs onnxscript's fusions for onnxruntime recognise
 
 
-def convert(reference: Reference, *, portable: bool = False) -> ir.Model:
-    """Convert `reference`. A portable graph has standard operators only; else it is fused for onnxruntime."""
+def convert(reference: Reference, *, portable: bool = False, token_output: bool = False) -> ir.Model:
+    """Convert `reference`. A portable graph has standard operators only; else it is fused for onnxruntime.
+
+    With `token_output` the graph has a second output, `token_embeddings` [batch, length, width].
+    """
+    module = _WithTokens(reference) if token_output else reference
+    outputs = (SENTENCE, TOKENS) if token_output else (SENTENCE,)
+    prompt = not reference.checkpoint.pooling.include_prompt
     with quiet_tracer():
-        with plain_operators(reference.encoder) if portable else fused_operators(reference.encoder):
-            model = trace(reference, reference.checkpoint, prompt=not reference.checkpoint.pooling.include_prompt)
+        with plain_operators(reference.encoder) if portable else _fused_operators(reference):
+            model = trace(module, reference.checkpoint, prompt=prompt, outputs=outputs)
         if not portable:
             model = fuse(model)
+        for value, name in zip(model.graph.outputs, outputs, strict=True):
+            value.name = name  # a fusion may have put another value in its place
         _default_prompt_length(model)
         return tidy(model)
 
 
-def trace(module: nn.Module, checkpoint: Checkpoint, *, prompt: bool, output: str = "sentence_embedding") -> ir.Model:
-    """The graph of `module` for batches of any size and length. With `prompt` it also takes a `prompt_length`."""
+def _fused_operators(reference: Reference) -> AbstractContextManager[None]:
+    side, longest = reference.tokenizer.padding_side, reference.checkpoint.max_length
+    return fused_operators(reference.encoder, padding_side=side, max_length=longest)
+
+
+class _WithTokens(nn.Module):
+    """The sentence vectors, and the token vectors that they are pooled from."""
+
+    def __init__(self, reference: Reference) -> None:
+        super().__init__()
+        self.reference = reference
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, prompt_length: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        tokens = self.reference.token_vectors(input_ids, attention_mask)
+        return self.reference.pool(tokens, attention_mask, prompt_length), tokens
+
+
+def trace(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    *,
+    prompt: bool,
+    outputs: Sequence[str] = (SENTENCE,),
+    token_types: bool = False,
+) -> ir.Model:
+    """The graph of `module` for batches of any size and length.
+
+    With `prompt` it also takes a `prompt_length`, with `token_types` also `token_type_ids`.
+    """
     batch = torch.export.Dim("batch")
     length = torch.export.Dim("length", max=checkpoint.max_length)
     ids = torch.ones(2, 3, dtype=torch.int64)  # sizes over 1: torch.export takes 0 and 1 for constants
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if token_types:
+        inputs["token_type_ids"] = torch.zeros_like(ids)
     shapes: dict[str, object] = {name: {0: batch, 1: length} for name in inputs}
     if prompt:
         inputs["prompt_length"] = torch.tensor(1)
@@ -54,16 +93,22 @@ def trace(module: nn.Module, checkpoint: Checkpoint, *, prompt: bool, output: st
             kwargs=inputs,
             dynamic_shapes=shapes,
             input_names=list(inputs),
-            output_names=[output],
+            output_names=list(outputs),
             opset_version=OPSET,
             dynamo=True,
             verbose=False,
         )
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
-        raise ExportError(f"{checkpoint.model_type}: torch can't export this model: {reason}") from error
+        raise ExportError(f"{checkpoint.model_type}: torch can't export this model: {_cause(error)}") from error
     assert program is not None  # noqa: S101  # None only when a path is given
     return program.model
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of what went wrong first: torch wraps it in advice on how to report a bug."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
 def tidy(model: ir.Model) -> ir.Model:

@@ -9,6 +9,8 @@ from pathlib import Path
 from sbert_infer.artifact import Manifest
 from sbert_infer.errors import ExportError
 from sbert_infer.export.convert import convert
+from sbert_infer.export.cross_encoder import is_cross_encoder
+from sbert_infer.export.cross_encoder_export import export_cross_encoder
 from sbert_infer.export.fuse import count_fused
 from sbert_infer.export.int8 import Batch, quantize
 from sbert_infer.export.options import ExportOptions, Step, default_output, silent
@@ -18,6 +20,7 @@ from sbert_infer.export.probe import SENTENCES
 from sbert_infer.export.reference import Reference
 from sbert_infer.export.save import check_free, check_writable, stage
 from sbert_infer.export.source import load
+from sbert_infer.export.token_parity import check_tokens
 from sbert_infer.export.tune import tune
 
 __all__ = ["ExportOptions", "default_output", "export", "export_onnx"]
@@ -37,6 +40,8 @@ def export(
     options, target = options or ExportOptions(), Path(target)
     check_target(target, options.force)
     write = export_plan if options.fp16 else export_onnx
+    if is_cross_encoder(source, trust_remote_code=options.trust_remote_code):
+        write = export_cross_encoder
     return write(source, target, options, step)
 
 
@@ -45,7 +50,7 @@ def export_onnx(source: str | Path, target: Path, options: ExportOptions, step: 
     loaded = load(source, options, step)
     reference, texts = loaded.reference, loaded.texts
     with step("convert", "int8, fused" if options.int8 else "portable" if options.portable else "fused", 0):
-        model = convert(reference, portable=options.portable)
+        model = convert(reference, portable=options.portable, token_output=options.token_output)
         fused = count_fused(model, reference.layers, reference.gelu_layers)
         draft = replace(loaded.draft, fusion=asdict(fused))
         if options.int8:
@@ -56,6 +61,8 @@ def export_onnx(source: str | Path, target: Path, options: ExportOptions, step: 
     with stage(model, draft, loaded.tokenizer_json, target) as artifact:
         with step("verify", f"{len(texts)} texts against eager PyTorch", 2 * len(texts)) as progress:
             certificate = certify(artifact.path, reference, texts, threshold, progress)
+            if options.token_output:
+                check_tokens(artifact.path, reference, texts[::_EVERY], threshold)
         with step("save", str(target), 0):
             check_free(target, options.force)  # again: this took a while
             return artifact.commit(replace(draft, parity=certificate.to_dict()))

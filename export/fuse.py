@@ -43,7 +43,7 @@ def count_fused(model: ir.Model, layers: int, gelu_layers: int) -> FusedNodes:
     return FusedNodes(
         layers=layers,
         gelu_layers=gelu_layers,
-        attention=count["MultiHeadAttention"],
+        attention=count["MultiHeadAttention"] + count["GroupQueryAttention"],
         gelu=sum(count[name] for name in gelus),
     )
 

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sbert_infer.artifact import TOKENS
 from sbert_infer.export.convert import quiet_tracer, tidy, trace
 from sbert_infer.export.operators import plain_operators
 from sbert_infer.export.reference import Reference
@@ -37,7 +38,7 @@ def to_half(reference: Reference, *, token_output: bool = False) -> ir.Model:
     half, checkpoint = _half_copy(reference), reference.checkpoint
     with quiet_tracer(), plain_operators(half.encoder):
         if token_output:
-            return tidy(trace(_Tokens(half), checkpoint, prompt=False, output="token_embeddings"))
+            return tidy(trace(_Tokens(half), checkpoint, prompt=False, outputs=(TOKENS,)))
         return tidy(trace(_Sentence(half), checkpoint, prompt=not checkpoint.pooling.include_prompt))
 
 

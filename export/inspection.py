@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from sbert_infer.artifact import Artifact, Manifest, open_artifact
+from sbert_infer.artifact import RERANKER, Artifact, Manifest, open_artifact
 from sbert_infer.plan import Plan
 
 __all__ = ["inspect"]
@@ -25,19 +25,33 @@ def inspect(path: Path) -> str:
 def _model(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """What every artifact says."""
     yield "model", f"{manifest.name} ({manifest.architecture}), weights sha256 {manifest.weights_sha256}"
-    yield "vectors", f"{manifest.dim} dimensions, texts of up to {manifest.max_length} tokens, {manifest.similarity}"
-    pooling = " + ".join(manifest.pooling) + (", scaled to length 1" if manifest.normalized else "")
-    yield "pooling", pooling + ("" if manifest.include_prompt else ", without the prompt")
+    yield from _scores(manifest) if manifest.kind == RERANKER else _vectors(manifest)
     for name, prompt in manifest.prompts.items():
         default = "  (default)" if name == manifest.default_prompt_name else ""
         yield "prompt", f"{name}: {json.dumps(prompt, ensure_ascii=False)}{default}"
-    parity = manifest.parity
-    yield (
-        "parity",
-        f"cosine min {parity['min_cosine']:.6f}, mean {parity['mean_cosine']:.6f}, max-abs {parity['max_abs']:.1e}, "
-        f"on {parity['texts']} texts; at least {parity['threshold']} was asked for",
-    )
+    yield "parity", f"{_parity(manifest)}; at least {manifest.parity['threshold']} was asked for"
     yield "made by", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
+
+
+def _vectors(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    yield "vectors", f"{manifest.dim} dimensions, texts of up to {manifest.max_length} tokens, {manifest.similarity}"
+    pooling = " + ".join(manifest.pooling) + (", scaled to length 1" if manifest.normalized else "")
+    yield "pooling", pooling + ("" if manifest.include_prompt else ", without the prompt")
+
+
+def _scores(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    yield "reranker", f"pairs of up to {manifest.max_length} tokens, activation {manifest.activation}"
+    yield "labels", ", ".join(manifest.labels)
+
+
+def _parity(manifest: Manifest) -> str:
+    parity = manifest.parity
+    if manifest.kind == RERANKER:
+        difference = f"max-abs {parity['max_abs']:.1e} of scores that spread by {parity['spread']:.1e}"
+        order = f"{parity['rank_agreement']:.2%} in the same order"
+        return f"{difference}, {order}, on {parity['pairs']} pairs, correlation {parity['correlation']:.6f}"
+    cosine = f"cosine min {parity['min_cosine']:.6f}, mean {parity['mean_cosine']:.6f}"
+    return f"{cosine}, max-abs {parity['max_abs']:.1e}, on {parity['texts']} texts"
 
 
 def _onnx(artifact: Artifact) -> Iterator[tuple[str, str]]:

@@ -30,7 +30,9 @@ class ExportOptions:
     targets: Sequence[str] | None = None  # GPUs to build engines for; this machine's, if it has one, by default
     max_batch_tokens: int = MAX_BATCH_TOKENS  # that an engine of a plan takes at once
     pooling: str = "graph"  # or "kernel": a plan's vectors are pooled by the Triton kernel
+    outputs: Sequence[str] = ("sentence",)  # of the graph, and "tokens": a vector for each token, too
     min_cosine: float | None = None  # the parity threshold; by precision if not given
+    route: str | None = None  # which one, of a model that has several (Router)
     force: bool = False  # replace an existing file
     trust_remote_code: bool = False
 
@@ -43,8 +45,17 @@ class ExportOptions:
             raise ExportError("--lengths, --target and --pooling are for --fp16")
         if self.pooling not in ("graph", "kernel"):
             raise ExportError(f"the pooling of a plan must be 'graph' or 'kernel', got {self.pooling!r}")
+        if unknown := [name for name in self.outputs if name not in ("sentence", "tokens")]:
+            raise ExportError(f"--outputs takes sentence and tokens, got {', '.join(map(repr, unknown))}")
+        if "sentence" not in self.outputs or (self.fp16 and self.token_output):
+            raise ExportError("--outputs must name sentence, and for --fp16 nothing else")
         if self.min_cosine is not None and not 0 < self.min_cosine <= 1:
             raise ExportError(f"the lowest cosine accepted must be above 0 and at most 1, got {self.min_cosine}")
+
+    @property
+    def token_output(self) -> bool:
+        """Whether the graph gives token vectors, too."""
+        return "tokens" in self.outputs
 
     @property
     def precision(self) -> str:

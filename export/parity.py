@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +15,31 @@ from sbert_infer.cores import usable_cores
 from sbert_infer.engine import Engine
 from sbert_infer.errors import EngineError, ParityError
 from sbert_infer.export.candidate import Candidate, EngineCandidate
+from sbert_infer.export.probe import MAX_PROBE_LENGTH
 from sbert_infer.export.reference import Reference
 from sbert_infer.similarity import unit_rows
 
-__all__ = ["MIN_COSINE", "Certificate", "Expected", "certify", "compare", "expect"]
+__all__ = [
+    "MIN_COSINE",
+    "Certificate",
+    "Expected",
+    "cannot_run",
+    "certify",
+    "compare",
+    "cosine",
+    "expect",
+    "in_batches",
+    "mixed_batches",
+]
 
 Vectors = npt.NDArray[np.float32]
+Item = TypeVar("Item")  # a text, or a pair of texts
 
 MIN_COSINE = {"fp32": 0.9999, "fp16": 0.999, "int8": 0.98}  # by precision
 _NEIGHBOURS = 10
 _MIXED = 8  # texts of different lengths in a batch
 _SPAN = 64  # texts, sorted by length, from all over which a mixed batch is taken
+_MIXED_CHARACTERS = 32_768  # of a mixed batch with its padding: the memory of attention may grow with their square
 _SHOWN = 3  # worst texts in the error
 _WITH_PROMPT = 20  # texts that are also tried with each prompt
 
@@ -74,7 +88,7 @@ def certify(
         with Engine(path, on_truncate="ignore", workers=1) as engine:
             return compare(EngineCandidate(engine), expected, threshold, progress)
     except EngineError as error:
-        raise _cannot_run(error) from error
+        raise cannot_run(error) from error
 
 
 def expect(reference: Reference, texts: Sequence[str]) -> Expected:
@@ -84,7 +98,7 @@ def expect(reference: Reference, texts: Sequence[str]) -> Expected:
     some = texts[:: max(1, len(texts) // _WITH_PROMPT)]
     prompts = sorted({prompt for prompt in reference.checkpoint.prompts.values() if prompt})
     prompted = tuple((prompt, some, reference.encode(some, prompt=prompt)) for prompt in prompts)
-    return Expected(texts, vectors, prompted, reference.checkpoint.max_length)
+    return Expected(texts, vectors, prompted, min(reference.checkpoint.max_length, MAX_PROBE_LENGTH))
 
 
 def compare(
@@ -96,13 +110,13 @@ def compare(
     """Let `candidate` encode each text alone, in mixed batches and with each prompt. Raises as `certify` does."""
     texts, vectors = expected.texts, expected.vectors
     try:
-        alone = _in_batches(candidate.encode, texts, [[row] for row in range(len(texts))], progress)
-        mixed = _in_batches(candidate.run_together, texts, _mixed_batches(texts), progress)
+        alone = in_batches(candidate.encode, texts, [[row] for row in range(len(texts))], progress)
+        mixed = in_batches(candidate.run_together, texts, mixed_batches(texts), progress)
         prompted = [(some, right, candidate.encode(some, prompt)) for prompt, some, right in expected.prompted]
     except EngineError as error:
-        raise _cannot_run(error) from error
+        raise cannot_run(error) from error
     pairs = [(texts, vectors, alone), (texts, vectors, mixed), *prompted]
-    cosines = np.concatenate([_cosine(a, b) for _, a, b in pairs])
+    cosines = np.concatenate([cosine(a, b) for _, a, b in pairs])
     certificate = Certificate(
         texts=len(texts),
         max_length=expected.max_length,
@@ -119,7 +133,8 @@ def compare(
     return certificate
 
 
-def _cannot_run(error: EngineError) -> ParityError:
+def cannot_run(error: EngineError) -> ParityError:
+    """What to raise when a candidate fails."""
     return ParityError(f"the converted model can't run: {error}; nothing was written")
 
 
@@ -133,9 +148,9 @@ def _check_finite(vectors: Vectors, texts: Sequence[str]) -> None:
         )
 
 
-def _in_batches(
-    encode: Callable[[list[str]], Vectors],
-    texts: Sequence[str],
+def in_batches(
+    encode: Callable[[list[Item]], Vectors],
+    texts: Sequence[Item],
     batches: Sequence[Sequence[int]],
     progress: Callable[[int], object],
 ) -> Vectors:
@@ -149,15 +164,28 @@ def _in_batches(
     return np.stack([vectors[row] for row in range(len(texts))])
 
 
-def _mixed_batches(texts: Sequence[str]) -> list[list[int]]:
-    """Batches of different lengths: neighbours by length shuffled within a span, and one of extremes."""
+def mixed_batches(texts: Sequence[str]) -> list[list[int]]:
+    """Batches of different lengths: neighbours by length shuffled within a span, and one of extremes.
+
+    Of long texts there are fewer in a batch, but never one alone.
+    """
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
     stride = _SPAN // _MIXED
     spans = [order[start : start + _SPAN] for start in range(0, len(order), _SPAN)]
-    return [span[start::stride] for span in spans for start in range(min(stride, len(span)))] + [order[:4] + order[-4:]]
+    batches = [span[start::stride] for span in spans for start in range(min(stride, len(span)))]
+    return [part for batch in [*batches, order[:4] + order[-4:]] for part in _parts(batch, texts)]
 
 
-def _cosine(a: Vectors, b: Vectors) -> npt.NDArray[np.float64]:
+def _parts(batch: list[int], texts: Sequence[str]) -> list[list[int]]:
+    """Halves of halves of `batch`, short texts and long ones in each, until each is small enough."""
+    longest = max(len(texts[row]) for row in batch)
+    if len(batch) <= 3 or len(batch) * longest <= _MIXED_CHARACTERS:
+        return [batch]
+    return [*_parts(batch[::2], texts), *_parts(batch[1::2], texts)]
+
+
+def cosine(a: Vectors, b: Vectors) -> npt.NDArray[np.float64]:
+    """Row by row."""
     x, y = a.astype(np.float64), b.astype(np.float64)
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     cosines: npt.NDArray[np.float64] = (x * y).sum(1) / np.maximum(norms, 1e-12)

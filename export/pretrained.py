@@ -35,9 +35,21 @@ _TOKENIZER_FILES = (
 )
 # Of these encoder-decoder models the encoder is taken, as sentence-transformers does.
 ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
+# Values of config.json as Nomic's own code spells them, after GPT-2.
+_OTHER_NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+}
 # Models with a table of learned positions: a text longer than it crashes, so it bounds every length limit.
 _TABLE = {"albert", "bert", "convbert", "distilbert", "electra", "ernie", "mobilebert", "squeezebert"}
-# The same, but the positions of real tokens start behind the padding token's id.
+# Decoders, causal or not, whose positions are relative.
+_ROTARY_DECODERS = {
+    *("gemma", "gemma2", "gemma3_text", "llama", "ministral", "mistral", "modernbert-decoder", "olmo2", "phi3"),
+    *("qwen2", "qwen3", "smollm3"),
+}
+# As in `_TABLE`, but the positions of real tokens start behind the padding token's id.
 _TABLE_AFTER_PAD = {
     *("camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta", "roberta-prelayernorm"),
     *("xlm-roberta", "xlm-roberta-xl", "xmod"),
@@ -68,12 +80,26 @@ def read_config(folder: Path, root: Path, trust_remote_code: bool, problems: Pro
     except Exception as error:  # whatever the file's values make of a config class
         problems.append(f"{name}: transformers can't read it: {first_line(error)}")
         return None
+    problems += _unread_values(raw, config, name)
     if config.is_encoder_decoder and config.model_type not in ENCODERS:
         problems.append(f"{name}: encoder-decoder models are not supported, except {', '.join(ENCODERS)}")
     if getattr(config, "hidden_size", None) is None:
         problems.append(f"{name}: a {config.model_type} has no single 'hidden_size'; only text encoders are supported")
         return None
     return config
+
+
+def _unread_values(raw: dict[str, Any], config: Any, name: str) -> list[str]:
+    """Values under a name that transformers does not know, in whose place it took its default."""
+    rope = getattr(config, "rope_parameters", None)
+    taken = {key: getattr(config, ours, None) for key, ours in _OTHER_NAMES.items()}
+    taken["rotary_emb_base"] = rope.get("rope_theta") if isinstance(rope, dict) else None
+    return [
+        f"{name}: '{key}' is {raw[key]!r}, but transformers takes {value!r} for a {config.model_type}; "
+        "if the checkpoint brings its own code: --trust-remote-code"
+        for key, value in taken.items()
+        if key in raw and value is not None and raw[key] != value
+    ]
 
 
 def read_tokenizer(folder: Path, root: Path, own: bool, trust_remote_code: bool, problems: Problems) -> Any:
@@ -106,8 +132,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
     """The checkpoint's (fast) tokenizer with its true length limit; what tokenizer.json says of it is dropped."""
     tokenizer = _auto_tokenizer(checkpoint.transformer_path, checkpoint.trust_remote_code)
     tokenizer.model_max_length = checkpoint.max_length
-    if checkpoint.model_type in _TABLE:
-        # Positions count from the first column: padding there would make a vector depend on its batch.
+    if checkpoint.model_type in _TABLE | _ROTARY_DECODERS:
+        # Positions count from the first column: padding there would make a vector depend on its batch. Where they are
+        # relative it would not, but at the other end a causal model does not even see it.
         tokenizer.padding_side = "right"
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()

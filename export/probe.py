@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-__all__ = ["ODD", "SENTENCES", "lengths_to_probe", "probe_texts"]
+__all__ = ["MAX_PROBE_LENGTH", "ODD", "SENTENCES", "lengths_to_probe", "probe_texts"]
 
 SENTENCES = """\
 The ferry left the harbour ten minutes late because of the fog.
@@ -116,19 +116,25 @@ ODD = (
 
 EVERY_LENGTH_TO = 256
 STEPS_BEYOND = 64
+EVEN_STEPS_TO = 512
+MAX_PROBE_LENGTH = 8192  # texts of tens of thousands of tokens would take hours, and find nothing that these do not
 
 
 def lengths_to_probe(shortest: int, longest: int) -> list[int]:
-    """Every length up to 256 tokens; beyond that 64 evenly spaced ones, the limit included."""
+    """Every length up to 256 tokens, 64 evenly spaced ones up to 512, then each double, and the limit itself."""
     lengths = set(range(shortest, min(longest, EVERY_LENGTH_TO) + 1))
     if longest > EVERY_LENGTH_TO:
-        span = longest - EVERY_LENGTH_TO
+        span = min(longest, EVEN_STEPS_TO) - EVERY_LENGTH_TO
         lengths |= {EVERY_LENGTH_TO + span * step // STEPS_BEYOND for step in range(1, STEPS_BEYOND + 1)}
-    return sorted(lengths)
+    double = 2 * EVEN_STEPS_TO
+    while double < longest:
+        lengths.add(double)
+        double *= 2
+    return sorted(lengths | ({longest} if longest > EVEN_STEPS_TO else set()))
 
 
 def probe_texts(count_tokens: Callable[[Sequence[str]], list[int]], max_length: int) -> list[str]:
-    """A text of each length to probe, one that is too long, the odd ones and the plain ones.
+    """A text of each length to probe up to `max_length`, one that is longer, the odd ones and the plain ones.
 
     `count_tokens` gives the number of tokens of each text, special ones included, without truncation.
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -28,9 +28,11 @@ from sbert_infer.export.modules import (
     WeightedLayerPoolingSpec,
     read_weights,
 )
+from sbert_infer.export.pooling import Pooling
 from sbert_infer.export.pretrained import ENCODERS, load_tokenizer, quiet_transformers
+from sbert_infer.export.static import MODEL_TYPE, StaticEncoder, StaticTokenizer
 
-__all__ = ["Reference", "load_reference"]
+__all__ = ["Reference", "count_gelu_layers", "load_reference", "weight_problems"]
 
 # Weights that may be missing: the vectors are pooled from the last layer, not taken from the model's own pooler.
 _UNUSED = re.compile(r"(^|\.)pooler\.")
@@ -38,86 +40,8 @@ _UNUSED = re.compile(r"(^|\.)pooler\.")
 _LEFT_OVER = re.compile(
     r"(^|\.)(pooler|cls|lm_head|qa_outputs|(pre_)?classifier|score|predictions|sop_classifier|decoder|dropout|"
     r"vocab_(transform|layer_norm|projector)|(discriminator|generator|mask|lm)_(predictions|lm_head))\."
-    r"|(^|\.)(position_ids|token_type_ids|inv_freq|logit_scale|masked_bias)$"
+    r"|(^|\.)(position_ids|token_type_ids|inv_freq|logit_scale|masked_bias)$|^head\."
 )
-
-
-def _first(tokens: Tensor, kept: Tensor, start: Tensor) -> Tensor:
-    return _take(tokens, kept.to(torch.int32).argmax(dim=1))
-
-
-def _last(tokens: Tensor, kept: Tensor, start: Tensor) -> Tensor:
-    positions = torch.arange(kept.shape[1], device=kept.device)  # [length]
-    return _take(tokens * kept.unsqueeze(-1).to(tokens.dtype), (kept * positions).amax(dim=1))
-
-
-def _take(tokens: Tensor, index: Tensor) -> Tensor:
-    """Token `index[row]` of each row."""
-    return tokens.gather(1, index.view(-1, 1, 1).expand(-1, 1, tokens.shape[2])).squeeze(1)
-
-
-def _max(tokens: Tensor, kept: Tensor, start: Tensor) -> Tensor:
-    # The lowest number instead of -inf, and a zero for a row with nothing to pool: no NaN further down.
-    filled = tokens.masked_fill(kept.unsqueeze(-1) == 0, torch.finfo(tokens.dtype).min)
-    return filled.amax(dim=1) * kept.amax(dim=1, keepdim=True).to(tokens.dtype)
-
-
-def _weighted(tokens: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Weighted sum over the tokens [batch, dim], and the sum of the weights [batch, 1]."""
-    weights = weights.unsqueeze(-1).to(tokens.dtype)  # [batch, length, 1]
-    return (tokens * weights).sum(dim=1), weights.sum(dim=1).clamp(min=1e-9)
-
-
-def _mean(tokens: Tensor, kept: Tensor, start: Tensor) -> Tensor:
-    total, count = _weighted(tokens, kept)
-    return total / count
-
-
-def _mean_of_kept(tokens: Tensor, kept: Tensor, start: Tensor) -> Tensor:
-    """As `_mean`, on a GPU by the fused kernel, which reads the tokens once."""
-    if not tokens.is_cuda or tokens.dtype not in (torch.float16, torch.float32):
-        return _mean(tokens, kept, start)
-    from sbert_infer.kernels.mean_pool import mean_pool
-
-    return mean_pool(tokens, kept, out_dtype=tokens.dtype)
-
-
-def _mean_sqrt_len(tokens: Tensor, kept: Tensor, start: Tensor) -> Tensor:
-    total, count = _weighted(tokens, kept)
-    return total / count.sqrt()
-
-
-def _weightedmean(tokens: Tensor, kept: Tensor, start: Tensor) -> Tensor:
-    # The first real token weighs 1, the second 2, ...; a prompt that is left out still counts.
-    positions = torch.arange(1, kept.shape[1] + 1, device=kept.device) - start  # [batch, length]
-    return _mean(tokens, kept * positions, start)
-
-
-_POOL: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "cls": _first,
-    "max": _max,
-    "mean": _mean_of_kept,
-    "mean_sqrt_len": _mean_sqrt_len,
-    "weightedmean": _weightedmean,
-    "lasttoken": _last,
-}
-
-
-class Pooling(nn.Module):
-    """Token vectors to one vector, right with padding on either side."""
-
-    def __init__(self, spec: PoolingSpec) -> None:
-        super().__init__()
-        self.spec = spec
-
-    def forward(self, tokens: Tensor, attention_mask: Tensor, prompt_length: Tensor | None = None) -> Tensor:
-        """[batch, length, width], [batch, length] -> [batch, width * modes]."""
-        start = attention_mask.to(torch.int32).argmax(dim=1, keepdim=True)  # [batch, 1], not 0 with left padding
-        kept = attention_mask
-        if prompt_length is not None and not self.spec.include_prompt:
-            positions = torch.arange(kept.shape[1], device=kept.device)
-            kept = kept * (positions >= start + prompt_length).to(kept.dtype)
-        return torch.cat([_POOL[mode](tokens, kept, start) for mode in self.spec.modes], dim=-1)
 
 
 class Dense(nn.Module):
@@ -215,23 +139,30 @@ class Reference(nn.Module):
     @property
     def gelu_layers(self) -> int:
         """How many of them have a GELU, exact or approximate, as their activation."""
-        config: Any = self.encoder.config
-        name = getattr(config, "hidden_act", None) or getattr(config, "activation", "")
-        return self.layers if "gelu" in str(name) else 0
+        return count_gelu_layers(self.encoder.config)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, prompt_length: Tensor | None = None) -> Tensor:
         """[batch, length] twice -> [batch, dim]; leaves the first `prompt_length` tokens out where the model does."""
+        return self.pool(self.token_vectors(input_ids, attention_mask), attention_mask, prompt_length)
+
+    def token_vectors(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """[batch, length] twice -> [batch, length, width]: what is pooled."""
         layers = self.layer_pooling is not None
         output = self.encoder(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=layers)
-        tokens = output.last_hidden_state  # [batch, length, width]
-        if self.layer_pooling is not None:
-            tokens = self.layer_pooling(output.hidden_states)
+        tokens: Tensor = output.last_hidden_state
+        return tokens if self.layer_pooling is None else self.layer_pooling(output.hidden_states)
+
+    def pool(self, tokens: Tensor, attention_mask: Tensor, prompt_length: Tensor | None = None) -> Tensor:
+        """[batch, length, width] -> [batch, dim]."""
         sentence: Tensor = self.head(self.pooling(tokens, attention_mask, prompt_length))
         return sentence
 
     def tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Padded ids and mask, each [batch, length]; texts over the limit are cut."""
         batch = self.tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
+        if not batch["input_ids"].numel():  # empty texts, and a tokenizer without special tokens
+            ids = torch.full((len(texts), 1), self.tokenizer.pad_token_id)
+            return ids, torch.zeros_like(ids)
         return batch["input_ids"], batch["attention_mask"]
 
     def prompt_length(self, prompt: str) -> int:
@@ -254,21 +185,37 @@ class Reference(nn.Module):
         return vectors
 
 
+def count_gelu_layers(config: Any) -> int:
+    """How many layers of a transformer have a GELU, exact or approximate, as their activation."""
+    keys = ("hidden_act", "hidden_activation", "dense_act_fn", "activation")
+    name = next((getattr(config, key) for key in keys if getattr(config, key, None)), "")
+    return int(config.num_hidden_layers) if "gelu" in str(name) else 0
+
+
 def load_reference(checkpoint: Checkpoint, *, attention: Literal["sdpa", "eager"] = "sdpa") -> Reference:
     """Load the weights in FP32, whatever they are stored in.
 
     (sentence-transformers 6 on transformers 5 computes in the stored type, e.g. FP16.) "sdpa" means scaled dot product
     attention where the model has it. Raises `CheckpointError` for weights that are missing, misshapen or unknown.
     """
+    if checkpoint.model_type == MODEL_TYPE:
+        return Reference(checkpoint, StaticEncoder(checkpoint.transformer_path), _static_tokenizer(checkpoint))
     with quiet_transformers():
         encoder, info = _load_encoder(checkpoint, attention)
-    problems = list(_weight_problems(info))
+    problems = list(weight_problems(info, unused=_UNUSED))
     if problems:
         raise CheckpointError(checkpoint.source, problems)
+    encoder.config.use_cache = False  # of keys and values, which a decoder would fill for nothing
     return Reference(checkpoint, encoder, load_tokenizer(checkpoint))
 
 
-def _load_encoder(checkpoint: Checkpoint, attention: str) -> tuple[nn.Module, dict[str, Any]]:
+def _static_tokenizer(checkpoint: Checkpoint) -> StaticTokenizer:
+    tokenizer = StaticTokenizer(checkpoint.transformer_path)
+    tokenizer.model_max_length = checkpoint.max_length
+    return tokenizer
+
+
+def _load_encoder(checkpoint: Checkpoint, attention: str) -> tuple[Any, dict[str, Any]]:
     model_class = getattr(transformers, ENCODERS.get(checkpoint.model_type, "AutoModel"))
     try:
         encoder, info = model_class.from_pretrained(
@@ -287,9 +234,10 @@ def _load_encoder(checkpoint: Checkpoint, attention: str) -> tuple[nn.Module, di
     return encoder, info
 
 
-def _weight_problems(info: dict[str, Any]) -> Iterable[str]:
+def weight_problems(info: dict[str, Any], *, unused: re.Pattern[str]) -> Iterable[str]:
+    """What is wrong with the weights that transformers has loaded. Those that match `unused` may be missing."""
     for key in sorted(info["missing_keys"]):
-        if not _UNUSED.search(key):
+        if not unused.search(key):
             yield f"the transformer's weights lack '{key}'"
     for key in sorted(info["unexpected_keys"]):
         if not _LEFT_OVER.search(key):

@@ -28,6 +28,11 @@ _KNOWN_ARGS = {
     "tokenizer": {"model_max_length", "use_fast", "clean_up_tokenization_spaces"},
     "config": {"output_hidden_states", "use_cache", "attn_implementation", "torch_dtype", "dtype"},
 }
+# What the module calls its output, and what the model calls it, by the transformer's task.
+_OUTPUTS = {
+    "feature-extraction": ("token_embeddings", "last_hidden_state"),
+    "sequence-classification": ("scores", "logits"),
+}
 _ARGS = {
     "model_args": "model",
     "model_kwargs": "model",
@@ -47,8 +52,10 @@ class TransformerSettings:
     output_hidden_states: bool = False
 
 
-def read_transformer_settings(folder: Path, root: Path, problems: Problems) -> TransformerSettings:
-    """The transformer module's settings, whichever of its file names is there; none is fine."""
+def read_transformer_settings(
+    folder: Path, root: Path, problems: Problems, *, task: str = "feature-extraction"
+) -> TransformerSettings:
+    """The transformer module's settings, whichever of its file names is there; none is fine. `task` is what it does."""
     file = next((folder / name for name in SENTENCE_CONFIGS if (folder / name).is_file()), None)
     if file is None:
         return TransformerSettings()
@@ -56,13 +63,14 @@ def read_transformer_settings(folder: Path, root: Path, problems: Problems) -> T
     config = read_json(file, name, problems)
     plain = ("max_seq_length", "do_lower_case", "modality_config", "processing_kwargs", "unpad_inputs")
     unset = ("tokenizer_name_or_path", "query_length", "document_length", "query_expansion")
-    fixed = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
+    module_output, model_output = _OUTPUTS[task]
+    fixed = {"transformer_task": task, "module_output_name": module_output}
     unknown_keys(config, (*plain, *unset, *fixed, *_ARGS), name, problems)
     problems += [f"{name}: '{key}' is not supported yet" for key in unset if config.get(key) is not None]
     for key, value in fixed.items():
         if config.get(key, value) != value:
             problems.append(f"{name}: '{key}' is {config[key]!r}; only '{value}' is supported")
-    _check_modality(config, name, problems)
+    _check_modality(config, name, model_output, problems)
     args = _read_args(config, name, problems)
     length = args["tokenizer"].get("model_max_length", config.get("max_seq_length"))
     if length is not None and (not isinstance(length, int) or isinstance(length, bool)):
@@ -73,12 +81,12 @@ def read_transformer_settings(folder: Path, root: Path, problems: Problems) -> T
     )
 
 
-def _check_modality(config: dict[str, Any], name: str, problems: Problems) -> None:
+def _check_modality(config: dict[str, Any], name: str, output: str, problems: Problems) -> None:
     """Only plain text through the model's `forward`, padded and truncated as usual."""
     for modality, params in (config.get("modality_config") or {}).items():
         outputs = params.get("method_output_name") if isinstance(params, dict) else None
         plain = isinstance(params, dict) and params.get("method") == "forward"
-        if modality != "text" or not plain or outputs not in ("last_hidden_state", ["last_hidden_state"]):
+        if modality != "text" or not plain or outputs not in (output, [output]):
             problems.append(f"{name}: 'modality_config' has {modality!r}: {params!r}; only plain text is supported")
     usual = {"padding": (True, "longest"), "truncation": (True, "longest_first"), "return_tensors": ("pt",)}
     for group in ("common", "text"):  # the other groups concern other modalities

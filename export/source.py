@@ -14,14 +14,16 @@ import torch
 import transformers
 
 import sbert_infer
-from sbert_infer.artifact import Manifest
+from sbert_infer.artifact import SENTENCE, TOKENS, Manifest
+from sbert_infer.errors import ExportError
 from sbert_infer.export.checkpoint import Checkpoint, read_checkpoint, weights_sha256
 from sbert_infer.export.modules import NormalizeSpec
 from sbert_infer.export.options import ExportOptions, Step
-from sbert_infer.export.probe import probe_texts
+from sbert_infer.export.probe import MAX_PROBE_LENGTH, probe_texts
 from sbert_infer.export.reference import Reference, load_reference
+from sbert_infer.export.static import MODEL_TYPE
 
-__all__ = ["Loaded", "load"]
+__all__ = ["Loaded", "load", "plain_tokenizer_json", "versions"]
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,24 @@ class Loaded:
 def load(source: str | Path, options: ExportOptions, step: Step) -> Loaded:
     """Read the checkpoint `source` and make its reference."""
     with step("load", str(source), 0):
-        checkpoint = read_checkpoint(source, max_length=options.max_length, trust_remote_code=options.trust_remote_code)
+        checkpoint = read_checkpoint(
+            source,
+            max_length=options.max_length,
+            route=options.route,
+            trust_remote_code=options.trust_remote_code,
+        )
+        _check_precision(checkpoint, options)
         reference = load_reference(checkpoint)
     with step("validate", describe(checkpoint), 0):
-        tokenizer_json = _tokenizer_json(reference)
-        texts = probe_texts(_token_counter(tokenizer_json), checkpoint.max_length)
+        tokenizer_json = plain_tokenizer_json(reference.tokenizer)
+        texts = probe_texts(_token_counter(tokenizer_json), min(checkpoint.max_length, MAX_PROBE_LENGTH))
         return Loaded(reference, tokenizer_json, texts, _draft_manifest(reference, options))
+
+
+def _check_precision(checkpoint: Checkpoint, options: ExportOptions) -> None:
+    if checkpoint.model_type == MODEL_TYPE and options.precision != "fp32":
+        what = f"{checkpoint.name} is a table of static embeddings, with no layers to compute"
+        raise ExportError(f"{what}: export it without --{options.precision}")
 
 
 def describe(checkpoint: Checkpoint) -> str:
@@ -73,18 +87,20 @@ def _draft_manifest(reference: Reference, options: ExportOptions) -> Manifest:
         weights_sha256=weights_sha256(checkpoint),
         parity={},
         fusion={},
-        versions=_versions(),
+        versions=versions(),
+        outputs=(SENTENCE, TOKENS) if options.token_output else (SENTENCE,),
     )
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of the packages that an artifact is made with."""
     modules: list[Any] = [sbert_infer, torch, transformers, tokenizers, onnxruntime]
     return {module.__name__: module.__version__ for module in modules}
 
 
-def _tokenizer_json(reference: Reference) -> str:
+def plain_tokenizer_json(tokenizer: Any) -> str:
     """The tokenizer without the truncation and padding that a file may bake in: the manifest has the true ones."""
-    content = json.loads(reference.tokenizer.backend_tokenizer.to_str())
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
     content["truncation"] = content["padding"] = None
     return json.dumps(content, ensure_ascii=False)
 

@@ -12,6 +12,7 @@ from .errors import (
     CheckpointError,
     CorruptError,
     DeadlineError,
+    EmbedError,
     EngineError,
     ExportError,
     OverloadedError,
@@ -25,6 +26,7 @@ from .errors import (
     WorkerError,
 )
 from .pipeline import EncodeStats
+from .reranker import Reranker
 
 __version__ = "0.1.0"
 
@@ -35,6 +37,7 @@ __all__ = [
     "CheckpointError",
     "CorruptError",
     "DeadlineError",
+    "EmbedError",
     "EncodeStats",
     "Encoded",
     "Engine",
@@ -42,6 +45,7 @@ __all__ = [
     "ExportError",
     "OverloadedError",
     "ParityError",
+    "Reranker",
     "RetryableError",
     "SbertInferError",
     "SbertInferWarning",

@@ -13,7 +13,7 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,12 +23,18 @@ from .protobuf import bytes_field, external_locations
 from .protobuf import fields as protobuf_fields
 
 __all__ = [
+    "ENCODER",
     "FORMAT_VERSION",
     "PRODUCER",
+    "RERANKER",
+    "SCORES",
+    "SENTENCE",
+    "TOKENS",
     "Artifact",
     "DataFile",
     "Manifest",
     "append_metadata",
+    "check_kind",
     "open_artifact",
     "sha256",
 ]
@@ -36,6 +42,13 @@ __all__ = [
 FORMAT_VERSION = 1
 PRODUCER = "sbert-infer"  # the model's producer_name, near the file's start: tells a torn artifact from a foreign file
 
+SENTENCE, TOKENS, SCORES = "sentence_embedding", "token_embeddings", "scores"  # outputs of a graph
+
+ENCODER, RERANKER = "encoder", "reranker"  # kinds of artifacts, and what opens each
+_OPENED_BY = {ENCODER: ("a sentence encoder", "Engine"), RERANKER: ("a reranker", "Reranker")}
+
+# Keys of the manifest that the first artifacts do not have: they mean the default.
+_ADDED = ("outputs", "kind", "activation", "labels", "token_types")
 _METADATA_PROPS = 14  # ModelProto's field number
 _TOKENIZER, _MANIFEST, _SEAL = "sbert_infer.tokenizer", "sbert_infer.manifest", "sbert_infer.seal"
 
@@ -74,10 +87,19 @@ class Manifest:
     versions: Mapping[str, str]
     data_files: tuple[DataFile, ...] = ()
     format_version: int = FORMAT_VERSION
+    outputs: tuple[str, ...] = (SENTENCE,)  # of the graph; there may also be `token_embeddings`
+    kind: str = ENCODER  # or RERANKER, whose graph gives `scores` [batch, dim], one for each of its `labels`
+    activation: str = "identity"  # what a reranker's scores go through: identity or sigmoid
+    labels: tuple[str, ...] = ()
+    token_types: bool = False  # the graph has an input `token_type_ids`: 1 for the second text of a pair
 
     def to_json(self) -> str:
-        """The manifest as JSON."""
-        return json.dumps(asdict(self), ensure_ascii=False, sort_keys=True)
+        """The manifest as JSON, which older versions can read unless it says something that they do not know."""
+        entries = asdict(self)
+        for name in _ADDED:
+            if getattr(self, name) == getattr(type(self), name):
+                del entries[name]
+        return json.dumps(entries, ensure_ascii=False, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
@@ -88,9 +110,10 @@ class Manifest:
             raise VersionError(
                 f"artifact format {found}, this sbert-infer reads up to {FORMAT_VERSION}: upgrade sbert-infer"
             )
+        entries = {name: getattr(cls, name) for name in _ADDED} | entries
         if odd := set(entries) ^ {field.name for field in fields(cls)}:
             raise ArtifactError(f"manifest keys missing or unknown: {', '.join(sorted(odd))}")
-        entries["pooling"] = tuple(entries["pooling"])
+        entries |= {name: tuple(entries[name]) for name in ("pooling", "outputs", "labels")}
         entries["data_files"] = tuple(DataFile(**entry) for entry in entries["data_files"])
         return cls(**entries)
 
@@ -102,6 +125,16 @@ class Artifact:
     path: Path
     manifest: Manifest
     tokenizer_json: str
+
+
+def check_kind(artifact: Artifact, kinds: Sequence[str]) -> None:
+    """Raise, naming the class that opens it, unless `artifact` is of one of these kinds."""
+    found = artifact.manifest.kind
+    if found not in _OPENED_BY:
+        raise ArtifactError(f"{artifact.path} is a {found}, which this sbert-infer does not know: upgrade sbert-infer")
+    if found not in kinds:
+        what, right = _OPENED_BY[found]
+        raise ArtifactError(f"{artifact.path} is {what}: open it with {right}, not with {_OPENED_BY[kinds[0]][1]}")
 
 
 def append_metadata(file: BinaryIO, manifest: Manifest, tokenizer_json: str) -> None:

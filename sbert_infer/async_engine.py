@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .artifact import ENCODER, RERANKER
 from .call import CLOSED, Call, CallOptions, Encoded, within
 from .engine import Engine
 from .errors import EngineError, TruncationError, WorkerError, warn
 from .pipeline import unique_texts
 from .scheduler import Limits, Scheduler
-from .texts import OnTruncate, as_texts, check_texts
+from .texts import OnTruncate, Text, as_pairs, as_texts, characters, check_pairs, check_texts
 from .tokenizer import TokenizedTexts
 from .tokenizer_pool import TokenizerPool
 from .workers import Observe, Workers
@@ -95,7 +96,7 @@ class AsyncEngine:
         if max_delay_ms < 0:
             raise ValueError(f"max_delay_ms must be at least 0, got {max_delay_ms}")
         self._owns = not isinstance(model, Engine)
-        self.engine = model if isinstance(model, Engine) else Engine(model, max_batch_tokens=max_batch_tokens)
+        self.engine = model if isinstance(model, Engine) else _AnyEngine(model, max_batch_tokens=max_batch_tokens)
         self.timeout_s = timeout_s
         self._observe = _guarded(observe)
         self._pipeline = self.engine._open()
@@ -167,6 +168,7 @@ class AsyncEngine:
     ) -> Encoded:
         """As `encode`, with the number of tokens and of truncated texts."""
         arrival = time.monotonic()
+        self._require(ENCODER, "predict_counted")
         prompt = self.engine._resolve_prompt(prompt, prompt_name)
         options = self._options(arrival, prompt, truncate_dim, normalize_embeddings, on_truncate, timeout_s)
         source, single = as_texts(texts)
@@ -175,7 +177,7 @@ class AsyncEngine:
         with self._counted(len(known), arrival):
             if not known:
                 return Encoded(np.empty(0, np.float32), 0, 0)
-            encoded = await self._encode(known, options, arrival)
+            encoded = await self._encode([*known], options, arrival)
         return Encoded(encoded.vectors[0], encoded.tokens, encoded.truncated) if single else encoded
 
     async def encode_tokens(
@@ -189,11 +191,38 @@ class AsyncEngine:
     ) -> Encoded:
         """As `encode_counted`, for texts that this model's own tokenizer has tokenized, special tokens included."""
         arrival = time.monotonic()
+        self._require(ENCODER, "predict_counted")
         options = self._options(arrival, "", truncate_dim, normalize_embeddings, on_truncate, timeout_s)
         with self._counted(len(token_ids), arrival):
             if not len(token_ids):
                 return Encoded(np.empty(0, np.float32), 0, 0)
             return await self._run(self._pipeline.tokenizer.tokenized(token_ids), None, options, arrival)
+
+    async def predict_counted(
+        self,
+        pairs: Iterable[Any],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *,
+        on_truncate: OnTruncate | None = None,
+        timeout_s: float | None = None,
+    ) -> Encoded:
+        """The scores of pairs of texts as a reranker gives them, before any activation: [pairs, labels].
+
+        For many callers what `Reranker.predict` is for one. Raises as `encode` does.
+        """
+        arrival = time.monotonic()
+        self._require(RERANKER, "encode")
+        options = self._options(
+            arrival, self.engine._resolve_prompt(prompt, prompt_name), None, False, on_truncate, timeout_s
+        )
+        items, _ = as_pairs(pairs)
+        check_pairs(items)
+        known: list[Text] = [(first, second) for first, second in items]
+        with self._counted(len(known), arrival):
+            if not known:
+                return Encoded(np.empty((0, options.dim), np.float32), 0, 0)
+            return await self._encode(known, options, arrival)
 
     @property
     def ready(self) -> bool:
@@ -265,7 +294,13 @@ class AsyncEngine:
         dim = self.engine._resolve_dim(truncate_dim)
         return CallOptions(prompt, dim, normalize, on_truncate, arrival + timeout_s)
 
-    async def _encode(self, texts: list[str], options: CallOptions, arrival: float) -> Encoded:
+    def _require(self, kind: str, right: str) -> None:
+        found = self.engine.manifest.kind
+        if found != kind:
+            what = "a reranker" if found == RERANKER else "a sentence encoder"
+            raise EngineError(f"{self.engine.manifest.name} is {what}: use {right}")
+
+    async def _encode(self, texts: list[Text], options: CallOptions, arrival: float) -> Encoded:
         unique, inverse = unique_texts(texts)
         with self._reserved(unique, options.deadline):
             tokenized, prompt_length = await self._tokenizers.tokenize(unique, options.prompt, options.deadline)
@@ -317,10 +352,10 @@ class AsyncEngine:
         self._scheduler.check(tokens, deadline, time.monotonic())
 
     @contextmanager
-    def _reserved(self, texts: list[str], deadline: float) -> Iterator[None]:
+    def _reserved(self, texts: Sequence[Text], deadline: float) -> Iterator[None]:
         """Hold room in the queue for texts whose tokens are not counted yet."""
         limits = self._scheduler.limits
-        guess = sum(min(limits.max_length, len(text) // _CHARACTERS_PER_TOKEN + 1) for text in texts)
+        guess = sum(min(limits.max_length, characters(text) // _CHARACTERS_PER_TOKEN + 1) for text in texts)
         guess = max(len(texts), min(guess, limits.max_queue_tokens))  # a text has at least one
         with self._workers.changed:
             self._check(guess, deadline)
@@ -348,11 +383,17 @@ class AsyncEngine:
     def _deal_with_truncation(self, truncated: npt.NDArray[np.bool_], on_truncate: OnTruncate) -> None:
         if on_truncate == "ignore":
             return
-        limit, count = self._pipeline.tokenizer.max_length, int(truncated.sum())
+        limit, count, noun = self._pipeline.tokenizer.max_length, int(truncated.sum()), self._pipeline.noun
         if on_truncate == "error":
             first = int(truncated.argmax())
-            raise TruncationError(f"text {first} has more than {limit} tokens; shorten it or set on_truncate")
-        warn(f"{count} of {len(truncated)} texts were cut to {limit} tokens; see AsyncEngine.encode(on_truncate=...)")
+            raise TruncationError(f"{noun} {first} has more than {limit} tokens; shorten it or set on_truncate")
+        warn(f"{count} of {len(truncated)} {noun}s were cut to {limit} tokens; see AsyncEngine.encode(on_truncate=...)")
+
+
+class _AnyEngine(Engine):
+    """For an artifact of either kind."""
+
+    _kinds = (ENCODER, RERANKER)
 
 
 def _guarded(observe: Observe) -> Observe:

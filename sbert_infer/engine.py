@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .artifact import Artifact, Manifest, open_artifact
+from .artifact import ENCODER, RERANKER, Artifact, Manifest, check_kind, open_artifact
 from .backend import Backend
 from .backends import BackendOptions, open_backend
 from .devices import Device
 from .errors import ArtifactError, EngineError, warn
 from .output import check_filled, check_options, check_out, finish, given, place, progress_bar, to_torch
+from .pair_tokenizer import PairTokenizer
 from .pipeline import EncodeStats, Pipeline, Window
 from .precision import reduce_precision
 from .similarity import SIMILARITIES, pairwise_similarity, similarity
-from .texts import OnTruncate, as_texts, check_text
+from .texts import OnTruncate, Text, as_texts, check_text
 from .tokenizer import Tokenizer
 
 __all__ = ["Engine"]
@@ -35,6 +36,9 @@ class Engine:
 
     A vector does not depend on which other texts are encoded with it. One engine may be used from many threads.
     """
+
+    _kinds: tuple[str, ...] = (ENCODER,)  # of artifacts that it opens
+    _name = "Engine"  # in messages
 
     def __init__(
         self,
@@ -66,6 +70,7 @@ class Engine:
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         artifact = open_artifact(path)
+        check_kind(artifact, self._kinds)
         manifest = artifact.manifest
         self.on_truncate: OnTruncate = on_truncate
         self.prompts: dict[str, str] = dict(manifest.prompts)
@@ -82,6 +87,7 @@ class Engine:
             dim=manifest.dim,
             pad_id=manifest.pad_id,
             padding_side=manifest.padding_side,
+            pairs=manifest.kind == RERANKER,
         )
 
     def encode(
@@ -329,10 +335,10 @@ class Engine:
 
     def __repr__(self) -> str:
         state = "closed" if self._pipeline is None else self._pipeline.backend.describe()
-        return f"Engine({str(self._artifact.path)!r}, {self.manifest.precision}, {state})"
+        return f"{self._name}({str(self._artifact.path)!r}, {self.manifest.precision}, {state})"
 
     def _windows(
-        self, texts: Iterable[str], prompt: str, batch_size: int | None, progress: Callable[[int], object]
+        self, texts: Iterable[Text], prompt: str, batch_size: int | None, progress: Callable[[int], object]
     ) -> Iterator[Window]:
         """Run `texts`, deal with truncation and keep the statistics."""
         pipeline = self._open()
@@ -351,8 +357,8 @@ class Engine:
             yield window
         self.last_stats = stats
         if stats.truncated and self.on_truncate == "warn":
-            limit = self.max_seq_length
-            warn(f"{stats.truncated} of {stats.texts} texts were cut to {limit} tokens; see Engine(on_truncate=...)")
+            cut = f"{stats.truncated} of {stats.texts} {pipeline.noun}s were cut to {self.max_seq_length} tokens"
+            warn(f"{cut}; see {self._name}(on_truncate=...)")
 
     def _open(self) -> Pipeline:
         if self._pipeline is None:
@@ -393,6 +399,11 @@ class EvaluationMetrics:
 
 def _load_tokenizer(artifact: Artifact, max_length: int) -> Tokenizer:
     try:
-        return Tokenizer(artifact.tokenizer_json, max_length, artifact.manifest.truncation_side)
+        manifest = artifact.manifest
+        if manifest.kind == RERANKER:
+            return PairTokenizer(
+                artifact.tokenizer_json, max_length, manifest.truncation_side, token_types=manifest.token_types
+            )
+        return Tokenizer(artifact.tokenizer_json, max_length, manifest.truncation_side)
     except Exception as error:  # tokenizers raises nothing more precise
         raise ArtifactError(f"{artifact.path}: the installed tokenizers can't read its tokenizer: {error}") from error

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .cores import usable_cores
 from .errors import EngineError
-from .onnx_model import OnnxModel, import_onnxruntime, open_session
+from .onnx_model import Graph, OnnxModel, import_onnxruntime, open_session
 
 __all__ = ["OnnxBackend"]
 
@@ -48,6 +48,7 @@ class OnnxBackend:
         self.workers = workers or max(1, usable_cores() // self.threads)
         self.max_batch_tokens = max_batch_tokens or _MAX_BATCH_TOKENS
         self._session: Any = open_session(model, self.threads)
+        self._graph = Graph.of(self._session)
         self._lock = threading.Lock()
         self._running = 0
         self._lone_runs = 0
@@ -66,14 +67,14 @@ class OnnxBackend:
         alone: bool = False,
     ) -> npt.NDArray[np.float32]:
         """[batch, length] ids and mask -> [batch, dim] vectors. `alone`: no other batch of this call runs meanwhile."""
-        inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
+        inputs = self._graph.inputs(input_ids, attention_mask)
         if prompt_length:
             inputs["prompt_length"] = np.array(prompt_length)
         session = self._begin(alone)
         try:
             if session is None:
                 raise EngineError("the engine was closed during this call")
-            vectors: npt.NDArray[np.float32] = session.run(["sentence_embedding"], inputs)[0]
+            vectors: npt.NDArray[np.float32] = session.run([self._graph.output], inputs)[0]
         except EngineError:
             raise
         except Exception as error:  # onnxruntime's own exceptions share no base class

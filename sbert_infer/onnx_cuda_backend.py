@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import EngineError
-from .onnx_model import OnnxModel, import_onnxruntime, open_session
+from .onnx_model import Graph, OnnxModel, import_onnxruntime, open_session
 
 __all__ = ["OnnxCudaBackend"]
 
@@ -94,12 +94,13 @@ def _run(
     prompt_length: int,
 ) -> npt.NDArray[np.float32]:
     make = import_onnxruntime().OrtValue.ortvalue_from_numpy
+    graph = Graph.of(session)
     binding = session.io_binding()
-    binding.bind_ortvalue_input("input_ids", make(np.ascontiguousarray(input_ids), _MEMORY, gpu))
-    binding.bind_ortvalue_input("attention_mask", make(np.ascontiguousarray(attention_mask), _MEMORY, gpu))
+    for name, values in graph.inputs(input_ids, attention_mask).items():
+        binding.bind_ortvalue_input(name, make(np.ascontiguousarray(values), _MEMORY, gpu))
     if prompt_length or _needs_prompt_length(session):
         binding.bind_ortvalue_input("prompt_length", make(np.array(prompt_length)))
-    binding.bind_output("sentence_embedding", _MEMORY, gpu)
+    binding.bind_output(graph.output, _MEMORY, gpu)
     session.run_with_iobinding(binding)
     vectors: npt.NDArray[np.float32] = binding.copy_outputs_to_cpu()[0]
     return vectors

@@ -9,10 +9,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from .errors import EngineError
 from .plan import CPU_GRAPH, MODEL, Plan
 
-__all__ = ["FileModel", "OnnxModel", "PlanModel", "import_onnxruntime", "open_session"]
+__all__ = ["FileModel", "Graph", "OnnxModel", "PlanModel", "import_onnxruntime", "open_session"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,30 @@ class PlanModel:
 
 
 OnnxModel = FileModel | PlanModel
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What a session is given, and what it gives first: vectors, or a reranker's scores."""
+
+    output: str
+    token_types: bool
+
+    @classmethod
+    def of(cls, session: Any) -> Graph:
+        """The graph that `session` runs."""
+        token_types = any(value.name == "token_type_ids" for value in session.get_inputs())
+        return cls(session.get_outputs()[0].name, token_types)
+
+    def inputs(
+        self, input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64]
+    ) -> dict[str, npt.NDArray[np.int64]]:
+        """The inputs by name. Where the graph takes token types, a mask of 2 stands for the second text of a pair."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if self.token_types:
+            inputs["attention_mask"] = np.minimum(attention_mask, 1)
+            inputs["token_type_ids"] = attention_mask - inputs["attention_mask"]
+        return inputs
 
 
 def open_session(model: OnnxModel, threads: int, providers: Sequence[Any] = ("CPUExecutionProvider",)) -> Any:

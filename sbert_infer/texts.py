@@ -7,7 +7,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["OnTruncate", "as_texts", "check_text", "check_texts"]
+__all__ = [
+    "OnTruncate",
+    "Pair",
+    "Text",
+    "as_pairs",
+    "as_texts",
+    "characters",
+    "check_pairs",
+    "check_text",
+    "check_texts",
+    "prepend",
+]
+
+Pair = tuple[str, str]  # that a reranker scores
+Text = str | Pair  # what makes one row of a batch
 
 OnTruncate = Literal["warn", "error", "ignore"]  # what to do about a text that is longer than the model's limit
 
@@ -21,6 +35,36 @@ def as_texts(inputs: Any) -> tuple[Iterable[str], bool]:
     if (ndim := getattr(inputs, "ndim", 1)) != 1:  # an array, or a table, which would give its column names
         raise TypeError(f"encode needs texts in one dimension, got {type(inputs).__name__} with {ndim}")
     return inputs.tolist() if isinstance(inputs, np.ndarray) else inputs, False
+
+
+def as_pairs(inputs: Any) -> tuple[list[Any], bool]:
+    """The pairs in order, and whether it was one pair alone. What each of them is remains to be checked."""
+    if isinstance(inputs, (str, bytes, bytearray, Mapping, Set)) or not isinstance(inputs, Iterable):
+        raise TypeError(f"predict needs a pair of texts or a list of pairs, got {type(inputs).__name__}")
+    if hasattr(inputs, "columns"):  # a table, which would give its column names
+        raise TypeError(f"predict needs a list of pairs, got {type(inputs).__name__}: pass its values")
+    items = inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
+    single = bool(items) and isinstance(items[0], str)
+    return [items] if single else items, single
+
+
+def check_pairs(pairs: Sequence[object], start: int = 0) -> None:
+    """Raise for the first item that is not two texts, naming its index."""
+    for index, pair in enumerate(pairs, start):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(f"pair {index} must be two texts, got {type(pair).__name__}: {pair!r:.60}")
+        for place, text in zip(("first", "second"), pair, strict=True):
+            check_text(text, f"the {place} text of pair {index}")
+
+
+def characters(text: Text) -> int:
+    """How many a text, or a pair, has."""
+    return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
+
+
+def prepend(prompt: str, texts: Sequence[Text]) -> list[Text]:
+    """`prompt` before each text, or before the first of each pair."""
+    return [prompt + text if isinstance(text, str) else (prompt + text[0], text[1]) for text in texts]
 
 
 def check_texts(texts: Sequence[object], start: int = 0) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import tokenizers
+
+from .texts import Text
 
 __all__ = ["TokenizedTexts", "Tokenizer"]
 
@@ -16,8 +19,10 @@ Ids = npt.NDArray[np.int64]
 
 # Characters per allowed token: a text with more than LONG is cut to a prefix of PREFIX before it is tokenized, which
 # is still several times what a token of ordinary text takes.
-_LONG, _PREFIX = 16, 8
+LONG, _PREFIX = 16, 8
 _MARGIN = 256  # characters
+# The tokenizer holds the GIL while it encodes one text, but not a batch: a long text would hold up all other threads.
+_SHORT = 1000  # characters
 
 
 @dataclass(frozen=True)
@@ -28,9 +33,13 @@ class TokenizedTexts:
     starts: Ids
     lengths: Ids
     truncated: npt.NDArray[np.bool_]
+    types: Ids | None = None  # beside `ids`: 1 for tokens of the second text of a pair, where the model wants to know
 
     def padded(self, rows: Ids, length: int, pad_id: int, padding_side: str) -> tuple[Ids, Ids]:
-        """`input_ids` and `attention_mask` of some texts, both [len(rows), length]."""
+        """`input_ids` and `attention_mask` of some texts, both [len(rows), length].
+
+        With token types, the mask is 2 for the second text of a pair.
+        """
         position = np.arange(length)[None, :]
         lengths = self.lengths[rows, None]  # [rows, 1]
         if padding_side == "left":
@@ -38,12 +47,14 @@ class TokenizedTexts:
         mask = (position >= 0) & (position < lengths)  # [rows, length]
         where = np.where(mask, self.starts[rows, None] + position, 0)
         ids = self.ids if len(self.ids) else np.zeros(1, np.int64)  # no token at all: every text is empty
-        return np.where(mask, ids[where], pad_id), mask.astype(np.int64)
+        segment = mask.astype(np.int64) if self.types is None else np.where(mask, 1 + self.types[where], 0)
+        return np.where(mask, ids[where], pad_id), segment
 
     @classmethod
     def joined(cls, parts: Iterable[tuple[TokenizedTexts, Ids]]) -> TokenizedTexts:
         """Some rows of each of several."""
         ids: list[Ids] = []
+        types: list[Ids] = []
         lengths: list[Ids] = []
         truncated: list[npt.NDArray[np.bool_]] = []
         for texts, rows in parts:
@@ -51,9 +62,13 @@ class TokenizedTexts:
             truncated.append(texts.truncated[rows])
             starts = texts.starts[rows]
             ends = starts + lengths[-1]
-            ids += [texts.ids[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+            spans = list(zip(starts.tolist(), ends.tolist(), strict=True))
+            ids += [texts.ids[start:end] for start, end in spans]
+            if texts.types is not None:
+                types += [texts.types[start:end] for start, end in spans]
         each = np.concatenate(lengths)
-        return cls(np.concatenate(ids), np.cumsum(each) - each, each, np.concatenate(truncated))
+        both = np.concatenate(types) if types else None
+        return cls(np.concatenate(ids), np.cumsum(each) - each, each, np.concatenate(truncated), both)
 
 
 class Tokenizer:
@@ -68,12 +83,13 @@ class Tokenizer:
         self._vocabulary = 1 + max(self.backend.get_vocab().values(), default=-1)
         self._special_ids = {id for id, token in self.backend.get_added_tokens_decoder().items() if token.special}
 
-    def __call__(self, texts: Sequence[str]) -> TokenizedTexts:
-        """Tokenize `texts`; longer ones are cut and marked."""
-        if max(map(len, texts), default=0) > _LONG * self.max_length:
+    def __call__(self, texts: Sequence[Text]) -> TokenizedTexts:
+        """Tokenize `texts`; longer ones are cut and marked. Pairs are for a `PairTokenizer`."""
+        texts = cast("Sequence[str]", texts)
+        if max(map(len, texts), default=0) > LONG * self.max_length:
             texts = [self._prefix(text) for text in texts]
         # One by itself is not worth waking the tokenizer's threads for.
-        alone = len(texts) == 1
+        alone = len(texts) == 1 and len(texts[0]) <= _SHORT
         encodings = [self.backend.encode(texts[0])] if alone else self.backend.encode_batch_fast(texts)
         count = len(encodings)
         lengths = np.fromiter(map(len, encodings), np.int64, count)
@@ -108,7 +124,7 @@ class Tokenizer:
         """A long text's beginning that gives the same tokens up to the limit."""
         size = _PREFIX * self.max_length
         while self._can_cut and size < len(text) // 2:
-            if _is_settled(self.backend.encode(text[:size]), size):
+            if _is_settled(self.backend.encode_batch([text[:size]])[0], size):
                 return text[:size]
             size *= 4
         return text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ import numpy as np
 from .call import CLOSED, within
 from .errors import EngineError
 from .pipeline import Pipeline
+from .texts import Text, characters, prepend
 from .tokenizer import TokenizedTexts
 
 __all__ = ["TokenizerPool"]
@@ -32,15 +33,15 @@ class TokenizerPool:
         self._pipeline, self._include_prompt = pipeline, include_prompt
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sbert-infer-tokenizer")
 
-    async def tokenize(self, texts: list[str], prompt: str, deadline: float) -> tuple[TokenizedTexts, int]:
+    async def tokenize(self, texts: Sequence[Text], prompt: str, deadline: float) -> tuple[TokenizedTexts, int]:
         """The tokens of `texts`, with `prompt` before each, and how many of them pooling leaves out."""
         tokenizer = self._pipeline.tokenizer
-        if not prompt and sum(map(len, texts)) <= _FEW_CHARACTERS:
+        if not prompt and sum(map(characters, texts)) <= _FEW_CHARACTERS:
             return tokenizer(texts), 0
 
         def tokenize(start: int) -> TokenizedTexts:
             piece = texts[start : start + _PIECE_TEXTS]
-            return tokenizer([prompt + text for text in piece] if prompt else piece)
+            return tokenizer(prepend(prompt, piece) if prompt else piece)
 
         skip = 0
         if prompt and not self._include_prompt:

@@ -21,6 +21,7 @@ from .openapi import describe
 from .operation import Operation, make_routes
 from .probes import Probes
 from .problems import Problem, problem_of
+from .reranking import Reranking
 from .room import Room
 from .settings import Settings
 from .tei import Tei
@@ -36,7 +37,9 @@ def make_app(models: Models, settings: Settings, metrics: Metrics) -> Starlette:
         *Tei(models, settings).operations(),
         *Probes(models, settings, metrics).operations(),
     ]
-    operations.append(_description(operations, models, settings))
+    reranking = Reranking(models, settings).operations()  # without a reranker they refuse, and are not described
+    description = _description([*operations, *(reranking if models.has_rerankers else [])], models, settings)
+    operations += [*reranking, description]
     paths = {operation.path for operation in operations}
     app = Starlette(
         routes=make_routes(operations),

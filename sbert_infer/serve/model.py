@@ -13,8 +13,10 @@ from pathlib import Path
 
 import tokenizers
 
+from ..artifact import ENCODER, RERANKER
 from ..async_engine import AsyncEngine, AsyncStats
 from ..call import Encoded
+from ..texts import Pair
 from ..workers import Observe
 from .problems import Problem
 from .settings import Settings
@@ -89,6 +91,7 @@ class Model:
 
     async def encode(self, texts: Sequence[str], options: EncodeOptions) -> Encoded:
         """The vectors of some texts. No await before the engine has the call, or a reload could lose it."""
+        self.require(ENCODER)
         with _plain_problems():
             return await self.engine.encode_counted(
                 texts,
@@ -100,6 +103,7 @@ class Model:
 
     async def encode_tokens(self, ids: Sequence[Sequence[int]], options: EncodeOptions) -> Encoded:
         """The vectors of texts that are given as ids of the model's own tokenizer."""
+        self.require(ENCODER)
         with _plain_problems():
             return await self.engine.encode_tokens(
                 ids,
@@ -107,6 +111,34 @@ class Model:
                 truncate_dim=options.dimensions,
                 on_truncate="ignore" if options.truncate else "error",
             )
+
+    async def predict(self, pairs: Sequence[Pair], *, truncate: bool) -> Encoded:
+        """The scores of pairs, before any activation. As in `encode`, no await before the engine has the call."""
+        self.require(RERANKER)
+        with _plain_problems():
+            return await self.engine.predict_counted(pairs, on_truncate="ignore" if truncate else "error")
+
+    @property
+    def kind(self) -> str:
+        """A sentence encoder or a reranker."""
+        return self.engine.engine.manifest.kind
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What a reranker's scores are for."""
+        return self.engine.engine.manifest.labels
+
+    def require(self, kind: str) -> None:
+        """Refuse a route for the other kind of model."""
+        if self.kind != kind:
+            right = "a reranker: use /rerank or /predict" if kind == ENCODER else "a sentence encoder: use /embed"
+            raise Problem("not_supported", f"model {self.name} is {right}")
+
+    def check_direction(self, direction: str | None) -> None:
+        """Refuse to cut texts at the other end than the model does."""
+        if direction is not None and direction.lower() != self.truncation_side:
+            message = f"truncation_direction must be {self.truncation_side!r} with model {self.name}, or left out"
+            raise Problem("invalid_request", message)
 
     @property
     def similarity(self) -> str:
@@ -179,7 +211,7 @@ class Model:
         )
         try:
             for _ in range(2):  # a second lone text opens the session that lone texts use
-                await engine.encode("An ordinary sentence, to see that the model runs.", on_truncate="ignore")
+                await _run_once(engine)
         except BaseException:
             await engine.close(0)
             raise
@@ -192,6 +224,14 @@ class Model:
         await engine.close(max(self._settings.drain_s, self._settings.timeout_s))
         _add_counts(engine.stats(), self._past, self._past_errors)
         self._leaving.discard(engine)
+
+
+async def _run_once(engine: AsyncEngine) -> None:
+    """Something ordinary, to see that the model runs."""
+    if engine.engine.manifest.kind == RERANKER:
+        await engine.predict_counted([("An ordinary question?", "An ordinary answer.")], on_truncate="ignore")
+    else:
+        await engine.encode("An ordinary sentence, to see that the model runs.", on_truncate="ignore")
 
 
 @contextmanager

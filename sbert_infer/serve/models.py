@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ..artifact import RERANKER
 from ..errors import SbertInferError
 from ..workers import Observe
 from .model import Model
@@ -52,6 +53,15 @@ class Models:
     def first(self) -> Model:
         """The default."""
         return self._models[0]
+
+    def first_of(self, kind: str) -> Model:
+        """The first of a kind, for requests that name none; the first of all if there is none of that kind."""
+        return next((model for model in self._models if model.kind == kind), self.first)
+
+    @property
+    def has_rerankers(self) -> bool:
+        """Whether there is one."""
+        return any(model.kind == RERANKER for model in self._models)
 
     @property
     def ready(self) -> bool:

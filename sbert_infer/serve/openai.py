@@ -40,7 +40,7 @@ class OpenAI:
                 self.embeddings,
                 EmbeddingList,
                 takes,
-                (*RUNS, *problems),
+                (*RUNS, *problems, "not_supported"),
                 example={"input": ["A cat sat.", "A feline was sitting."], "model": self._models.first.name},
                 note="All texts or none: an input that can't be embedded is named by its index. Vectors have length 1, "
                 "unless the model was trained for another similarity than cosine and `dimensions` is not given.",

@@ -16,7 +16,8 @@ from ..texts import Pair
 from .answers import as_numbers, json_response
 from .body import decode, read_body, while_connected
 from .encoding import check_sizes, truncation_headers
-from .models import Model, Models
+from .model import Model
+from .models import Models
 from .operation import RUNS, Operation
 from .problems import Problem
 from .settings import Settings
@@ -111,8 +112,7 @@ class Reranking:
         model.check_direction(asked.truncation_direction)
         record = record_of(request)
         record.texts = len(pairs)
-        for first, second in pairs:
-            check_sizes([first, second])
+        check_sizes([max(pair, key=len) for pair in pairs])
         truncate = self._settings.auto_truncate if asked.truncate is None else asked.truncate
         scored = await while_connected(request, model.predict(pairs, truncate=truncate))
         record.tokens = scored.tokens

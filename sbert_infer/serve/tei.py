@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .. import __version__
+from ..artifact import ENCODER, RERANKER
 from ..call import Encoded
 from ..similarity import similarity
 from .answers import as_numbers, json_array, json_response
@@ -20,10 +21,13 @@ from .model import EncodeOptions, Model
 from .models import Models
 from .operation import READS, RUNS, Operation
 from .problems import Problem
+from .reranking import Reranking
 from .settings import MAX_INPUTS, Settings
 from .wire import (
     EmbedRequest,
     Info,
+    Rank,
+    RerankRequest,
     RootRequest,
     SimilarityInputs,
     SimilarityOptions,
@@ -45,12 +49,14 @@ class Tei:
 
     def __init__(self, models: Models, settings: Settings) -> None:
         self._models, self._settings = models, settings
+        self._reranking = Reranking(models, settings)
 
     def operations(self) -> list[Operation]:
         """What is served."""
         ids = (TokenEmbedRequest,) if self._settings.allow_token_ids else ()
         problems = ("too_many_inputs", "context_length_exceeded", "token_ids_refused", "text_failed", "model_not_found")
-        runs = (*RUNS, *problems)
+        runs = (*RUNS, *problems, "not_supported")
+        ranks = self._models.has_rerankers
         texts = {"inputs": ["A cat sat.", "A feline was sitting."]}
         pair = {"inputs": {"source_sentence": "A cat sat.", "sentences": ["A feline was sitting.", "Rain falls."]}}
         vectors, numbers, tokens = list[list[float]], list[float], list[list[Token]]
@@ -99,8 +105,8 @@ class Tei:
                 _TAG,
                 "Embed or compare",
                 self.root,
-                list[list[float] | float],
-                (EmbedRequest, SimilarityRequest, *ids),
+                list[list[float] | float | Rank] if ranks else list[list[float] | float],
+                (EmbedRequest, SimilarityRequest, *ids, *((RerankRequest,) if ranks else ())),
                 runs,
                 example=texts,
                 note="For huggingface_hub: as `/embed`, or as `/similarity` if `inputs` has a `source_sentence`.",
@@ -125,9 +131,12 @@ class Tei:
         return await self._similarity(request, asked.inputs, asked.parameters, asked.model)
 
     async def root(self, request: Request) -> Response:
-        """Embed or compare, as the body has it."""
+        """Embed, compare or sort, as the body has it."""
         body = await read_body(request, self._settings)
-        if bytes(decode(body, RootRequest).inputs).startswith(b"{"):
+        root = decode(body, RootRequest)
+        if bytes(root.query):
+            return await self._reranking.rerank_body(request, body)
+        if bytes(root.inputs).startswith(b"{"):
             pair = decode(body, SimilarityRequest)
             return await self._similarity(request, pair.inputs, pair.parameters, pair.model)
         asked = decode_inputs(body, EmbedRequest, TokenEmbedRequest, self._settings.allow_token_ids)
@@ -152,7 +161,7 @@ class Tei:
             model_id=card.name,
             model_sha=card.weights_sha256,
             model_dtype={"fp32": "float32", "fp16": "float16"}.get(card.precision, card.precision),
-            model_type={"embedding": {"pooling": "+".join(card.pooling)}},
+            model_type=_model_type(self._models.first),
             max_concurrent_requests=self._settings.max_connections,
             max_input_length=card.max_length,
             max_batch_tokens=card.max_batch_tokens,
@@ -181,17 +190,23 @@ class Tei:
         return json_response(_cosines(encoded), truncation_headers(encoded))
 
     def _model(self, name: str | None) -> Model:
-        return self._models.first if name is None else self._models.get(name)
+        return self._models.first_of(ENCODER) if name is None else self._models.get(name)
 
     def _options(
         self, model: Model, asked: EmbedRequest | SimilarityOptions, *, normalize: bool, dimensions: int | None = None
     ) -> EncodeOptions:
         truncate = self._settings.auto_truncate if asked.truncate is None else asked.truncate
-        side = model.truncation_side
-        if asked.truncation_direction is not None and asked.truncation_direction.lower() != side:
-            message = f"truncation_direction must be {side!r} with model {model.name}, or left out"
-            raise Problem("invalid_request", message)
+        model.check_direction(asked.truncation_direction)
         return EncodeOptions(normalize, truncate, dimensions, asked.prompt_name)
+
+
+def _model_type(model: Model) -> dict[str, dict[str, Any]]:
+    """As text-embeddings-inference tells the kinds of models."""
+    if model.kind == RERANKER:
+        names = {str(index): label for index, label in enumerate(model.labels)}
+        ids = {label: index for index, label in enumerate(model.labels)}
+        return {"reranker" if len(names) == 1 else "classifier": {"id2label": names, "label2id": ids}}
+    return {"embedding": {"pooling": "+".join(card_of(model).pooling)}}
 
 
 def _cosines(encoded: Encoded) -> list[float]:

@@ -60,7 +60,7 @@ Pairs = Annotated[
     list[str | list[str]],
     Meta(
         min_length=1,
-        max_length=MAX_INPUTS,
+        max_length=MAX_INPUTS // 2,  # of two texts each
         description="Two texts, or a list of pairs of texts.",
         extra_json_schema={"anyOf": [_PAIR, {"type": "array", "items": _PAIR}]},
     ),
@@ -260,7 +260,7 @@ class ModelCard(Struct):
     """What is served under a name."""
 
     name: str
-    kind: Literal["encoder", "reranker"]
+    kind: str
     names: list[str]
     file: str
     ready: bool

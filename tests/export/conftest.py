@@ -31,5 +31,5 @@ def traced(untuned: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], ir.Mo
         model.metadata_props.clear()
         return model
 
-    monkeypatch.setattr(exporter, "convert", lambda reference, *, portable=False: load())
+    monkeypatch.setattr(exporter, "convert", lambda reference, **options: load())
     return load

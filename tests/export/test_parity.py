@@ -18,7 +18,7 @@ from sbert_infer.errors import ParityError
 from sbert_infer.export import exporter
 from sbert_infer.export.checkpoint import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions, export
-from sbert_infer.export.parity import MIN_COSINE, _cosine, _mixed_batches, _overlap, certify
+from sbert_infer.export.parity import MIN_COSINE, _overlap, certify, cosine, mixed_batches
 from sbert_infer.export.reference import Reference, load_reference
 from tests.checkpoints import ODD_TEXTS, TEXTS
 
@@ -123,18 +123,18 @@ def test_the_certificate_is_in_the_file(export_checkpoint: MakeCheckpoint) -> No
 
 def test_mixed_batches_hold_every_text_and_mix_lengths() -> None:
     texts = ["x" * n for n in range(300)]
-    batches = _mixed_batches(texts)
+    batches = mixed_batches(texts)
     assert {row for batch in batches for row in batch} == set(range(300))
     assert all(max(batch) - min(batch) > 8 for batch in batches if len(batch) == 8)
     assert [0, 1, 2, 3, 296, 297, 298, 299] in batches
-    assert {row for batch in _mixed_batches(["a"]) for row in batch} == {0}
+    assert {row for batch in mixed_batches(["a"]) for row in batch} == {0}
 
 
 def test_zero_vectors_agree_only_with_each_other() -> None:
     zero, one = np.zeros((1, 3), np.float32), np.ones((1, 3), np.float32)
-    assert _cosine(zero, zero) == 1
-    assert _cosine(zero, one) == 0
-    assert _cosine(one, 2 * one) == pytest.approx(1)
+    assert cosine(zero, zero) == 1
+    assert cosine(zero, one) == 0
+    assert cosine(one, 2 * one) == pytest.approx(1)
 
 
 def test_overlap_counts_common_neighbours() -> None:

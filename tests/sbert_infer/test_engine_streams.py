@@ -12,6 +12,7 @@ import pytest
 
 from sbert_infer import Engine
 from tests.checkpoints import TEXTS
+from tests.graphs import assert_close
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +115,7 @@ def test_a_stream_may_end_after_its_engine(small: Engine) -> None:
 def test_settings_do_not_change_the_vectors(settings: dict[str, int], small: Engine, small_onnx: Path) -> None:
     with Engine(small_onnx, **settings) as engine:  # type: ignore[arg-type]
         assert settings.items() <= engine.info.items()
-        np.testing.assert_allclose(engine.encode(TEXTS), small.encode(TEXTS), rtol=0, atol=1e-6)
+        assert_close(engine.encode(TEXTS), small.encode(TEXTS), 1e-6)
 
 
 def test_a_small_call_gives_every_worker_a_batch(small_onnx: Path) -> None:

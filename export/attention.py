@@ -1,0 +1,82 @@
+"""Attention, as nodes of onnxruntime's own domain and in standard operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["MASKED", "add", "additive", "attend", "causal_attention", "multi_head_attention", "operator", "repeated"]
+
+MICROSOFT = "com.microsoft::"
+MASKED = -1e4  # added to the score of a token that may not be seen; its exponential is 0 in FP16 and in FP32
+
+
+def multi_head_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, heads: int, scale: float, mask: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """One attention node. `query`, `key`, `value`: [batch, length, hidden]; `mask`: [batch, length]."""
+    inputs = [query, key, value, None, None if mask is None else mask.to(torch.int32), bias]
+    while inputs[-1] is None:
+        inputs.pop()
+    return operator("MultiHeadAttention", inputs, query, num_heads=heads, scale=scale)
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, *, heads: int, kv_heads: int, scale: float) -> Tensor:
+    """One causal attention node. `query`: [batch, length, heads * head_dim]; `key` and `value` may have fewer heads.
+
+    Its `local_window_size` is of no use: how many tokens it means depends on the version of onnxruntime.
+    """
+    batch, length, width = key.shape
+    last = torch.arange(length, dtype=torch.int32, device=query.device).amax(dim=0)
+    inputs = [query, key, value, None, None, last.expand(batch), last + 1]
+    kept = (batch, kv_heads, length, width // kv_heads)  # keys and values, for a next call that never comes
+    out, _, _ = torch.onnx.ops.symbolic_multi_out(
+        f"{MICROSOFT}GroupQueryAttention",
+        inputs,
+        {"num_heads": heads, "kv_num_heads": kv_heads, "scale": scale},
+        dtypes=[query.dtype] * 3,
+        shapes=[query.shape, kept, kept],
+        version=1,
+    )
+    return out
+
+
+def operator(name: str, inputs: list[Tensor | None], like: Tensor, **attributes: Any) -> Tensor:
+    """One node of onnxruntime's own domain, with an output of the shape and type of `like`."""
+    node: Tensor = torch.onnx.ops.symbolic(
+        MICROSOFT + name, inputs, attributes, dtype=like.dtype, shape=like.shape, version=1
+    )
+    return node
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    """`query`, `key`, `value`: [batch, heads, length, head_dim]; `bias` is added to the scores.
+
+    The query is scaled, not the scores: so a product that FP16 can't hold is less likely.
+    """
+    scores = (query * scale) @ key.transpose(2, 3)  # [batch, heads, length, length]
+    if bias is not None:
+        scores = scores + bias
+    return scores.softmax(dim=-1) @ value
+
+
+def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values with as many heads as the queries have: groups of them share one."""
+    groups = query.shape[1] // key.shape[1]
+    if groups == 1:
+        return key, value
+    return key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+
+
+def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A boolean mask as numbers to add."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.where(mask, 0.0, MASKED).to(dtype)
+
+
+def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """The sum; None stands for zeros."""
+    return a + b if a is not None and b is not None else a if b is None else b
