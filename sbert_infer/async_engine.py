@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from .errors import EngineError, TruncationError, WorkerError, warn
 from .pipeline import unique_texts
 from .scheduler import Limits, Scheduler
 from .texts import OnTruncate, Text, as_pairs, as_texts, characters, check_pairs, check_texts
+from .token_vectors import TokenVectors, check_has_tokens, token_vectors
 from .tokenizer import TokenizedTexts
 from .tokenizer_pool import TokenizerPool
 from .workers import Observe, Workers
@@ -122,6 +124,7 @@ class AsyncEngine:
             observe=self._observe,
         )
         self._tokenizers = TokenizerPool(self._pipeline, include_prompt=self.engine.manifest.include_prompt)
+        self._token_turn = asyncio.Semaphore(1)
         self._calls: set[Call] = set()
         self._active = 0  # calls from their first to their last line
         self._closing = self._closed = False  # no new calls; no calls at all
@@ -223,6 +226,33 @@ class AsyncEngine:
             if not known:
                 return Encoded(np.empty((0, options.dim), np.float32), 0, 0)
             return await self._encode(known, options, arrival)
+
+    async def token_vectors(
+        self,
+        texts: Sequence[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *,
+        on_truncate: OnTruncate | None = None,
+        timeout_s: float | None = None,
+        max_tokens: int | None = None,
+    ) -> TokenVectors:
+        """A vector for each token, if the artifact has them. One call at a time, beside the queue, and never in it."""
+        arrival = time.monotonic()
+        self._require(ENCODER, "predict_counted")
+        check_has_tokens(self.engine.manifest)
+        prompt = self.engine._resolve_prompt(prompt, prompt_name)
+        options = self._options(arrival, prompt, None, False, on_truncate, timeout_s)
+        check_texts(texts)
+        allow = options.on_truncate != "error"
+        work = partial(token_vectors, self._pipeline, texts, prompt, allow_truncation=allow, max_tokens=max_tokens)
+
+        async def run() -> TokenVectors:
+            async with self._token_turn:
+                return await asyncio.to_thread(work)
+
+        with self._counted(len(texts), arrival):
+            return await within(asyncio.ensure_future(run()), options.deadline)
 
     @property
     def ready(self) -> bool:

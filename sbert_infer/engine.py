@@ -11,17 +11,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .artifact import ENCODER, RERANKER, Artifact, Manifest, check_kind, open_artifact
+from .artifact import ENCODER, RERANKER, TOKENS, Artifact, Manifest, check_kind, open_artifact
 from .backend import Backend
 from .backends import BackendOptions, open_backend
 from .devices import Device
 from .errors import ArtifactError, EngineError, warn
-from .output import check_filled, check_options, check_out, finish, given, place, progress_bar, to_torch
+from .output import (
+    check_filled,
+    check_options,
+    check_out,
+    check_token_options,
+    finish,
+    given,
+    place,
+    progress_bar,
+    to_torch,
+)
 from .pair_tokenizer import PairTokenizer
 from .pipeline import EncodeStats, Pipeline, Window
 from .precision import reduce_precision
 from .similarity import SIMILARITIES, pairwise_similarity, similarity
-from .texts import OnTruncate, Text, as_texts, check_text
+from .texts import OnTruncate, Text, as_texts, check_text, check_texts
+from .token_vectors import check_has_tokens, token_vectors
 from .tokenizer import Tokenizer
 
 __all__ = ["Engine"]
@@ -118,7 +129,8 @@ class Engine:
             prompt: the prompt itself; goes before `prompt_name` and the default prompt.
             batch_size: at most this many texts in a batch. Batches are cut by tokens, so it is seldom needed.
             show_progress_bar: None shows one when this package's logger is at INFO or DEBUG.
-            output_value: "sentence_embedding"; the artifact holds nothing else.
+            output_value: "sentence_embedding", or "token_embeddings" if the artifact was exported with those: a list
+                of arrays [tokens, hidden], special tokens included.
             precision: "float32" (as None), "int8", "uint8", "binary" or "ubinary".
             convert_to_numpy: False gives a list of tensors.
             convert_to_tensor: True gives one tensor (imports torch).
@@ -139,6 +151,13 @@ class Engine:
         precision = precision or "float32"
         check_options(output_value, precision, device, self.device, pool, chunk_size, batch_size)
         prompt = self._resolve_prompt(prompt, prompt_name)
+        if output_value == TOKENS:
+            check_token_options(precision, normalize_embeddings, truncate_dim, out)
+            found = self.token_vectors(texts, prompt)
+            each = (
+                found if convert_to_numpy and not convert_to_tensor else [to_torch(one, as_list=False) for one in found]
+            )
+            return each[0] if single else each
         dim = self._resolve_dim(truncate_dim)
         if out is None:
             texts = known = list(texts)
@@ -154,6 +173,16 @@ class Engine:
         if convert_to_tensor or not convert_to_numpy:
             result = to_torch(result, as_list=not convert_to_tensor)
         return result[0] if single else result
+
+    def token_vectors(self, texts: Iterable[str], prompt: str = "") -> list[npt.NDArray[np.float32]]:
+        """What `encode(..., output_value="token_embeddings")` gives, with this very prompt."""
+        check_has_tokens(self.manifest)
+        known = list(texts)
+        check_texts(known)
+        found = token_vectors(self._open(), known, prompt, allow_truncation=self.on_truncate != "error")
+        if found.truncated and self.on_truncate == "warn":
+            warn(f"{found.truncated} of {len(known)} texts were cut to {self.max_seq_length} tokens")
+        return found.vectors
 
     def encode_iter(
         self,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .artifact import TOKENS
 from .cores import usable_cores
 from .errors import EngineError
 from .onnx_model import Graph, OnnxModel, import_onnxruntime, open_session
@@ -70,15 +71,25 @@ class OnnxBackend:
         inputs = self._graph.inputs(input_ids, attention_mask)
         if prompt_length:
             inputs["prompt_length"] = np.array(prompt_length)
+        return self._run(self._graph.output, inputs, alone)
+
+    def run_tokens(
+        self, input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float32]:
+        """[batch, length] ids and mask -> [batch, length, hidden] vectors of tokens, if the graph gives them."""
+        return self._run(TOKENS, self._graph.inputs(input_ids, attention_mask), alone=False)
+
+    def _run(self, output: str, inputs: dict[str, npt.NDArray[np.int64]], alone: bool) -> npt.NDArray[np.float32]:
         session = self._begin(alone)
         try:
             if session is None:
                 raise EngineError("the engine was closed during this call")
-            vectors: npt.NDArray[np.float32] = session.run([self._graph.output], inputs)[0]
+            vectors: npt.NDArray[np.float32] = session.run([output], inputs)[0]
         except EngineError:
             raise
         except Exception as error:  # onnxruntime's own exceptions share no base class
-            raise EngineError(f"onnxruntime failed on a batch of {input_ids.shape} tokens: {error}") from error
+            shape = inputs["input_ids"].shape
+            raise EngineError(f"onnxruntime failed on a batch of {shape} tokens: {error}") from error
         finally:
             with self._lock:
                 self._running -= 1

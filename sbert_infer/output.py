@@ -11,10 +11,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .artifact import SENTENCE, TOKENS
 from .precision import PRECISIONS
 from .similarity import unit_rows
 
-__all__ = ["check_filled", "check_options", "check_out", "finish", "given", "place", "progress_bar", "to_torch"]
+__all__ = [
+    "check_filled",
+    "check_options",
+    "check_out",
+    "check_token_options",
+    "finish",
+    "given",
+    "place",
+    "progress_bar",
+    "to_torch",
+]
 
 logger = logging.getLogger(__package__)
 
@@ -25,8 +36,8 @@ def check_options(
     output_value: str, precision: str, device: Any, own_device: str, pool: object, chunk_size: object, batch_size: Any
 ) -> None:
     """Refuse what an engine can't do, by name."""
-    if output_value != "sentence_embedding":
-        raise ValueError(f"output_value must be 'sentence_embedding', got {output_value!r}")
+    if output_value not in (SENTENCE, TOKENS):
+        raise ValueError(f"output_value must be {SENTENCE!r} or {TOKENS!r}, got {output_value!r}")
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if device is not None and str(device) not in (own_device, own_device.split(":")[0]):
@@ -35,6 +46,18 @@ def check_options(
         raise ValueError("pool and chunk_size are not supported: one engine already uses all cores")
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+
+
+def check_token_options(precision: str, normalize: bool, truncate_dim: int | None, out: Any) -> None:
+    """Refuse what is done to sentence vectors only."""
+    asked = {
+        "precision": precision != "float32",
+        "normalize_embeddings": normalize,
+        "truncate_dim": truncate_dim is not None,
+        "out": out is not None,
+    }
+    if names := [name for name, is_asked in asked.items() if is_asked]:
+        raise ValueError(f"{', '.join(names)}: not with output_value={TOKENS!r}")
 
 
 def given(inputs: Any, sentences: Any) -> Any:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import tokenizers
 
-from ..artifact import ENCODER, RERANKER
+from ..artifact import ENCODER, RERANKER, TOKENS
 from ..async_engine import AsyncEngine, AsyncStats
 from ..call import Encoded
 from ..texts import Pair
+from ..token_vectors import TokenVectors
 from ..workers import Observe
 from .problems import Problem
 from .settings import Settings
@@ -24,6 +25,9 @@ from .settings import Settings
 __all__ = ["EncodeOptions", "Model"]
 
 _COUNTS = ("requests", "texts", "tokens", "truncated", "batches", "batch_tokens", "padded_tokens", "restarts")
+
+# In the answer to one request for token vectors: some 50 MB of JSON.
+_MAX_TOKEN_NUMBERS = 2**22
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,20 @@ class Model:
                 normalize_embeddings=options.normalize,
                 truncate_dim=options.dimensions,
                 on_truncate="ignore" if options.truncate else "error",
+            )
+
+    async def token_vectors(self, texts: Sequence[str], options: EncodeOptions) -> TokenVectors:
+        """A vector for each token of each text."""
+        self.require(ENCODER)
+        manifest = self.engine.engine.manifest
+        if TOKENS not in manifest.outputs:
+            raise Problem("not_supported", f"model {self.name} was exported without token outputs: use /embed")
+        with _plain_problems():
+            return await self.engine.token_vectors(
+                texts,
+                options.prompt_name,
+                on_truncate="ignore" if options.truncate else "error",
+                max_tokens=_MAX_TOKEN_NUMBERS // manifest.dim,
             )
 
     async def predict(self, pairs: Sequence[Pair], *, truncate: bool) -> Encoded:
@@ -240,7 +258,8 @@ def _plain_problems() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        code = "too_many_inputs" if "max_queue_tokens" in str(error) else "invalid_request"
+        many = "max_queue_tokens" in str(error) or "vectors of their own" in str(error)
+        code = "too_many_inputs" if many else "invalid_request"
         raise Problem(code, str(error), param="input") from None
 
 

@@ -16,14 +16,16 @@ from ..similarity import similarity
 from .answers import as_numbers, json_array, json_response
 from .body import decode, read_body, while_connected
 from .cards import card_of
-from .encoding import decode_inputs, encode, truncation_headers, whole
+from .encoding import check_sizes, decode_inputs, encode, truncation_headers, whole
 from .model import EncodeOptions, Model
 from .models import Models
 from .operation import READS, RUNS, Operation
 from .problems import Problem
 from .reranking import Reranking
 from .settings import MAX_INPUTS, Settings
+from .watch import record_of
 from .wire import (
+    EmbedAllRequest,
     EmbedRequest,
     Info,
     Rank,
@@ -71,10 +73,10 @@ class Tei:
                 "Embed each token",
                 self.embed_all,
                 list[list[list[float]]],
-                (EmbedRequest,),
-                (*READS, "empty_input", "too_many_inputs", "not_supported"),
+                (EmbedAllRequest,),
+                (*runs, "not_supported"),
                 example=texts,
-                note="Refused for models that were exported without token outputs, as all are today.",
+                note="For models exported with `--outputs sentence,tokens`; special tokens included.",
             ),
             Operation(
                 "POST",
@@ -121,9 +123,20 @@ class Tei:
         return await self._embed(request, asked)
 
     async def embed_all(self, request: Request) -> Response:
-        """Refuse: no artifact has token outputs. This is the place to add them."""
-        decode(await read_body(request, self._settings), EmbedRequest)
-        raise Problem("not_supported", "this model was exported without token outputs: use /embed")
+        """A vector for each token."""
+        asked = decode(await read_body(request, self._settings), EmbedAllRequest)
+        model = self._model(asked.model)
+        options = self._options(model, asked, normalize=False)
+        model.check(options)
+        texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+        check_sizes(texts)
+        record_of(request).texts = len(texts)
+        found = await while_connected(request, model.token_vectors(texts, options))
+        record_of(request).tokens = found.tokens
+        content = await asyncio.to_thread(json_response, [as_numbers(vectors) for vectors in found.vectors])
+        if found.truncated:
+            content.headers["x-truncated-texts"] = str(found.truncated)
+        return content
 
     async def similarity(self, request: Request) -> Response:
         """Compare a sentence with others."""
@@ -193,7 +206,12 @@ class Tei:
         return self._models.first_of(ENCODER) if name is None else self._models.get(name)
 
     def _options(
-        self, model: Model, asked: EmbedRequest | SimilarityOptions, *, normalize: bool, dimensions: int | None = None
+        self,
+        model: Model,
+        asked: EmbedRequest | EmbedAllRequest | SimilarityOptions,
+        *,
+        normalize: bool,
+        dimensions: int | None = None,
     ) -> EncodeOptions:
         truncate = self._settings.auto_truncate if asked.truncate is None else asked.truncate
         model.check_direction(asked.truncation_direction)

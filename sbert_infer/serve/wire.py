@@ -9,6 +9,7 @@ from msgspec import Meta, Raw, Struct
 from .settings import MAX_INPUTS
 
 __all__ = [
+    "EmbedAllRequest",
     "EmbedRequest",
     "Embedding",
     "EmbeddingList",
@@ -154,6 +155,16 @@ class EmbedRequest(Struct, forbid_unknown_fields=True):
     prompt_name: PromptName | None = None
     normalize: bool | None = True
     dimensions: Dimensions | None = None
+    model: ModelName | None = None
+
+
+class EmbedAllRequest(Struct, forbid_unknown_fields=True):
+    """A request for the embeddings of tokens. `model` is ours: without it, the first."""
+
+    inputs: Text | FilledTexts
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    prompt_name: PromptName | None = None
     model: ModelName | None = None
 
 

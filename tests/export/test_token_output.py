@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -15,12 +16,14 @@ from sentence_transformers import SentenceTransformer
 
 from sbert_infer import Engine
 from sbert_infer.artifact import Manifest, open_artifact
-from sbert_infer.errors import ExportError, ParityError
+from sbert_infer.errors import ExportError, ParityError, TruncationError
 from sbert_infer.export import exporter
 from sbert_infer.export.cli import main
 from sbert_infer.export.exporter import ExportOptions, export
+from sbert_infer.serve.settings import ModelFile, Settings
 from tests.checkpoints import ODD_TEXTS, TEXTS
 from tests.graphs import Array, assert_close, open_session, tokens
+from tests.serve.conftest import start
 
 MakeCheckpoint = Callable[..., Path]
 
@@ -63,6 +66,42 @@ def test_sentence_vectors(exported: tuple[Path, Path]) -> None:
         assert engine.manifest.outputs == BOTH
         expected = SentenceTransformer(str(checkpoint), device="cpu").encode(ALL_TEXTS)
         assert_close(engine.encode(ALL_TEXTS), expected, 1e-5)
+
+
+@pytest.mark.parametrize("prompt", [None, "query: "])
+def test_the_engine_gives_token_vectors(exported: tuple[Path, Path], prompt: str | None) -> None:
+    checkpoint, path = exported
+    model = SentenceTransformer(str(checkpoint), device="cpu")
+    options: dict[str, Any] = {"output_value": "token_embeddings", "prompt": prompt}
+    with Engine(path, on_truncate="ignore") as engine:
+        found, expected = engine.encode(ALL_TEXTS, **options), model.encode(ALL_TEXTS, **options)
+        assert [vectors.shape for vectors in found] == [tuple(vectors.shape) for vectors in expected]
+        for ours, theirs in zip(found, expected, strict=True):
+            assert_close(ours, theirs.numpy(), 1e-5)
+        one = engine.encode(TEXTS[0], convert_to_tensor=True, **options)
+        assert_close(one.numpy(), found[0], 1e-5)
+        assert engine.encode([], **options) == []
+        with pytest.raises(ValueError, match="normalize_embeddings, truncate_dim: not with output_value"):
+            engine.encode(TEXTS, normalize_embeddings=True, truncate_dim=8, **options)
+    with Engine(path, on_truncate="error") as engine, pytest.raises(TruncationError, match="text 1 "):
+        engine.encode(["short", "long " * 99], **options)
+
+
+def test_token_vectors_over_http(exported: tuple[Path, Path]) -> None:
+    path = exported[1]
+    running = start(Settings((ModelFile(path, "tokens"),), port=0))
+    try:
+        answer = running.post("/embed_all", {"inputs": TEXTS, "truncate": True})
+        refused = running.post("/embed_all", {"inputs": ["short", "long " * 99]})
+    finally:
+        running.stop()
+    with Engine(path, on_truncate="ignore") as engine:
+        expected = engine.encode(TEXTS, prompt="", output_value="token_embeddings")
+    assert answer.status_code == 200
+    for found, right in zip(answer.json(), expected, strict=True):
+        assert_close(np.array(found, np.float32), right, 1e-6)
+    assert refused.status_code == 413
+    assert "input 1 is longer than the model's limit: it has more than 24 tokens" in refused.json()["error"]
 
 
 def test_manifests_without_outputs_stay_readable(exported: tuple[Path, Path]) -> None:
