@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -60,35 +62,47 @@ def copy_checkpoint(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Cal
 
 
 @pytest.fixture(scope="session")
-def minilm_onnx(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The FP32 artifact of the real all-MiniLM-L6-v2, exported once a session. Shared: change only a copy."""
-    from sbert_infer.export.exporter import ExportOptions, export
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, Callable[[Path], object]], Path]:
+    """`once(key, "name.onnx", make)`: a file that `make(path)` writes once for all processes of a test run.
 
-    target = tmp_path_factory.mktemp("minilm") / "minilm.onnx"
-    export(str(minilm_path), target, ExportOptions())
-    return target
+    An export takes seconds. Shared: change only a copy.
+    """
+    from filelock import FileLock
+
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+    def get(key: str, name: str, make: Callable[[Path], object]) -> Path:
+        folder = shared / "made-once" / hashlib.sha256(key.encode()).hexdigest()[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / "lock"):
+            if not (folder / name).exists():
+                make(folder / name)
+        return folder / name
+
+    return get
 
 
 @pytest.fixture(scope="session")
-def export_checkpoint(
-    make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Path]:
-    """`export_checkpoint("bert", int8=True, prompts=...)`: the artifact of a `make_checkpoint`, once a session."""
-    from sbert_infer.export.exporter import ExportOptions, export
+def minilm_onnx(minilm_path: Path, once: Callable[..., Path]) -> Path:
+    """The FP32 artifact of the real all-MiniLM-L6-v2. Shared: change only a copy."""
+    from sbert_infer.export.exporter import export
 
-    made: dict[str, Path] = {}
+    return once("minilm", "minilm.onnx", lambda target: export(str(minilm_path), target))
+
+
+@pytest.fixture(scope="session")
+def export_checkpoint(make_checkpoint: Callable[..., Path], once: Callable[..., Path]) -> Callable[..., Path]:
+    """`export_checkpoint("bert", int8=True, prompts=...)`: the artifact of a `make_checkpoint`, which is always the same."""
+    from sbert_infer.export.exporter import ExportOptions, export
 
     def export_once(
         family: str = "bert", *, int8: bool = False, portable: bool = False, **checkpoint_options: Any
     ) -> Path:
+        source = make_checkpoint(family, **checkpoint_options)
         key = repr((family, int8, portable, sorted(checkpoint_options.items())))
-        if key not in made:
-            source = make_checkpoint(family, **checkpoint_options)
-            target = tmp_path_factory.mktemp(family) / f"{source.name}.onnx"
-            # The rounding of a few random weights says nothing of a trained model's.
-            options = ExportOptions(int8=int8, portable=portable, min_cosine=0.9 if int8 else None)
-            export(str(source), target, options)
-            made[key] = target
-        return made[key]
+        # The rounding of a few random weights says nothing of a trained model's.
+        options = ExportOptions(int8=int8, portable=portable, min_cosine=0.9 if int8 else None)
+        return once(key, f"{source.name}.onnx", lambda target: export(str(source), target, options))
 
     return export_once

@@ -141,7 +141,6 @@ def test_ctrl_c_keeps_what_was_measured(
     assert {row.workload for row in results.rows} == {"first"}
     assert {len(row.seconds) for row in results.rows} == {2}
     assert "interrupted" in render_table(results)
-    assert {row.workload for row in interrupted_at("second: warming up").rows} == {"first"}
     with pytest.raises(KeyboardInterrupt):
         interrupted_at("first: round 1")
 

@@ -91,8 +91,11 @@ def test_every_row_comes_out_once_whatever_is_killed(
     driver.communicate()
     done = len(list(output.glob("*.parquet")))
     assert done < BLOCKS
-    again = start(args)
-    log = again.communicate()[0]
+    for _ in range(3):  # until Ray has noticed that the node is gone, the command may fail, and is run once more
+        again = start(args)
+        log = again.communicate()[0]
+        if again.returncode == 0:
+            break
     assert again.returncode == 0, log
     check_rows(output, corpus, small_onnx)
 

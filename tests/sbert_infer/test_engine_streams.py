@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,10 @@ def test_an_interrupted_stream_leaves_the_workers_idle_and_usable(small: Engine)
         list(small.encode_iter(interrupted()))
     assert small._pipeline is not None
     executor = small._pipeline._executor
-    assert executor is None or executor._work_queue.qsize() == 0
+    end = time.monotonic() + 30
+    while executor is not None and executor._work_queue.qsize():  # the workers still have to step over what was dropped
+        assert time.monotonic() < end
+        time.sleep(0.001)
     assert small.encode(TEXTS).shape == (12, 24)
     small.close()
     assert set(threading.enumerate()) <= others

@@ -162,8 +162,9 @@ def test_openai_waits_as_told_before_it_tries_again(
     backend.fault = gate
     with ThreadPoolExecutor(3) as threads:
         try:
-            held = [threads.submit(server.post, "/embed", {"inputs": f"held {number}"}) for number in range(2)]
-            for _ in held:
+            held = []
+            for number in range(2):  # one after the other, or they could run together
+                held.append(threads.submit(server.post, "/embed", {"inputs": f"held {number}"}))
                 assert gate.entered.acquire(timeout=20)
             held.append(threads.submit(server.post, "/embed", {"inputs": [str(number) for number in range(30)]}))
             while not server.server.models.first.stats().queued_texts:
