@@ -93,7 +93,7 @@ def minilm_onnx(minilm_path: Path, once: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def export_checkpoint(make_checkpoint: Callable[..., Path], once: Callable[..., Path]) -> Callable[..., Path]:
-    """`export_checkpoint("bert", int8=True, prompts=...)`: the artifact of a `make_checkpoint`, which is always the same."""
+    """`export_checkpoint("bert", int8=True, prompts=...)`: the artifact of a `make_checkpoint`."""
     from sbert_infer.export.exporter import ExportOptions, export
 
     def export_once(
