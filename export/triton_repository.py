@@ -21,7 +21,7 @@ from pathlib import Path
 
 import onnx
 
-from sbert_infer.artifact import Artifact, open_artifact
+from sbert_infer.artifact import ENCODER, Artifact, open_artifact
 from sbert_infer.cores import usable_cores
 from sbert_infer.errors import ExportError
 from sbert_infer.export import triton_config
@@ -79,6 +79,8 @@ def write_repository(
     path, folder = Path(path), Path(folder)
     check_repository(path, folder, force)
     artifact = open_artifact(path)
+    if artifact.manifest.kind != ENCODER:
+        raise ExportError(f"{path} is a {artifact.manifest.kind}: --triton-repository is for sentence encoders")
     engines, note = _usable_engines(artifact)
     served = _served(artifact, engines, instances)
     with _staging(folder) as staged:

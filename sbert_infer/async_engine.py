@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -124,7 +126,7 @@ class AsyncEngine:
             observe=self._observe,
         )
         self._tokenizers = TokenizerPool(self._pipeline, include_prompt=self.engine.manifest.include_prompt)
-        self._token_turn = asyncio.Semaphore(1)
+        self._token_thread = ThreadPoolExecutor(1, thread_name_prefix="sbert-infer-tokens")
         self._calls: set[Call] = set()
         self._active = 0  # calls from their first to their last line
         self._closing = self._closed = False  # no new calls; no calls at all
@@ -245,14 +247,26 @@ class AsyncEngine:
         options = self._options(arrival, prompt, None, False, on_truncate, timeout_s)
         check_texts(texts)
         allow = options.on_truncate != "error"
-        work = partial(token_vectors, self._pipeline, texts, prompt, allow_truncation=allow, max_tokens=max_tokens)
-
-        async def run() -> TokenVectors:
-            async with self._token_turn:
-                return await asyncio.to_thread(work)
-
+        left = threading.Event()
+        work = partial(
+            token_vectors,
+            self._pipeline,
+            texts,
+            prompt,
+            allow_truncation=allow,
+            max_tokens=max_tokens,
+            is_wanted=lambda: not left.is_set(),
+        )
         with self._counted(len(texts), arrival):
-            return await within(asyncio.ensure_future(run()), options.deadline)
+            try:
+                # A thread of its own: those who left keep it busy for no longer than a batch.
+                future = asyncio.get_running_loop().run_in_executor(self._token_thread, work)
+                found = await within(future, options.deadline)
+            finally:
+                left.set()
+        self._counts["tokens"] += found.tokens
+        self._counts["truncated"] += found.truncated
+        return found
 
     @property
     def ready(self) -> bool:
@@ -290,6 +304,7 @@ class AsyncEngine:
         for call in list(self._calls):
             self._drop(call)
             call.fail(EngineError(CLOSED))
+        self._token_thread.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._tokenizers.close)
         await asyncio.to_thread(self._workers.stop, max(1.0, until - time.monotonic()))
         if self._owns and not self._scheduler.running:  # what still runs would be waited for

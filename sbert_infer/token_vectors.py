@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .artifact import TOKENS, Manifest
-from .errors import EngineError, TruncationError
+from .errors import EngineError, TextError, TruncationError
 from .pipeline import Pipeline
 from .planner import Batch, plan_batches
 from .tokenizer import TokenizedTexts
@@ -36,7 +36,13 @@ def check_has_tokens(manifest: Manifest) -> None:
 
 
 def token_vectors(
-    pipeline: Pipeline, texts: Sequence[str], prompt: str, *, allow_truncation: bool, max_tokens: int | None = None
+    pipeline: Pipeline,
+    texts: Sequence[str],
+    prompt: str,
+    *,
+    allow_truncation: bool,
+    max_tokens: int | None = None,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> TokenVectors:
     """The vectors of the tokens of `texts`, with `prompt` before each, in order. More than `max_tokens` are refused."""
     if not hasattr(pipeline.backend, "run_tokens"):
@@ -51,9 +57,10 @@ def token_vectors(
     found: list[Array] = [np.empty((0, 0), np.float32)] * len(texts)
     backend = pipeline.backend
     batches = plan_batches(tokenized.lengths, backend.max_batch_tokens, edges=backend.edges)
-    futures = [pipeline.submit(_run_batch, pipeline, tokenized, batch, found) for batch in batches]
-    for future in futures:
-        future.result()
+    for batch in batches:
+        if not is_wanted():
+            raise EngineError("nobody waits for these vectors any more")
+        pipeline.submit(_run_batch, pipeline, tokenized, batch, found).result()
     return TokenVectors(found, tokens, int(tokenized.truncated.sum()))
 
 
@@ -63,5 +70,5 @@ def _run_batch(pipeline: Pipeline, tokenized: TokenizedTexts, batch: Batch, out:
     for row, its, real in zip(batch.rows.tolist(), vectors, mask.astype(np.bool_), strict=True):
         out[row] = its[real]
         if not np.isfinite(out[row]).all():
-            raise EngineError(f"the model gives NaN or infinity for text {row}")
+            raise TextError(f"text {row}: the model gives NaN or infinity")
     return len(batch.rows)

@@ -240,9 +240,9 @@ def find_faults(run: Callable[[list[Part]], list[Part]], parts: list[Part], chec
             bad = run(parts)
         except Exception as error:
             bad, reason = parts, f"the model fails: {error}"
-            if _count(parts) == 1:
-                check()
         if _count(parts) == 1:
+            if bad and not faults:
+                check()
             faults += [Fault(request, int(rows[0]), reason) for request, rows in bad]
         elif bad:
             todo += _halves(bad)

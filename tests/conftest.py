@@ -32,40 +32,10 @@ def minilm_path() -> Path:
 
 
 @pytest.fixture(scope="session")
-def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`make_checkpoint("roberta", pooling=("cls",), ...)`: a small random checkpoint, made once a session.
-
-    Takes the options of `write_checkpoint`. The folder is shared: change only a `copy_checkpoint`.
-    """
-    from tests.checkpoints import write_checkpoint
-
-    made: dict[str, Path] = {}
-
-    def make(family: str = "bert", **options: Any) -> Path:
-        key = repr((family, sorted(options.items())))
-        if key not in made:
-            made[key] = write_checkpoint(tmp_path_factory.mktemp(family) / f"tiny-{family}", family, **options)
-        return made[key]
-
-    return make
-
-
-@pytest.fixture
-def copy_checkpoint(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
-    """As `make_checkpoint`, but a copy that the test may change."""
-
-    def copy(family: str = "bert", **options: Any) -> Path:
-        source = make_checkpoint(family, **options)
-        return Path(shutil.copytree(source, tmp_path / source.name))
-
-    return copy
-
-
-@pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, Callable[[Path], object]], Path]:
-    """`once(key, "name.onnx", make)`: a file that `make(path)` writes once for all processes of a test run.
+    """`once(key, "name.onnx", make)`: what `make(path)` writes, once for all processes of a test run.
 
-    An export takes seconds. Shared: change only a copy.
+    Exports take seconds, and a small checkpoint is another in each process. Shared: change only a copy.
     """
     from filelock import FileLock
 
@@ -81,6 +51,32 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, Callab
         return folder / name
 
     return get
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint(once: Callable[..., Path]) -> Callable[..., Path]:
+    """`make_checkpoint("roberta", pooling=("cls",), ...)`: a small random checkpoint.
+
+    Takes the options of `write_checkpoint`. The folder is shared: change only a `copy_checkpoint`.
+    """
+    from tests.checkpoints import write_checkpoint
+
+    def make(family: str = "bert", **options: Any) -> Path:
+        key = repr(("checkpoint", family, sorted(options.items())))
+        return once(key, f"tiny-{family}", lambda folder: write_checkpoint(folder, family, **options))
+
+    return make
+
+
+@pytest.fixture
+def copy_checkpoint(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """As `make_checkpoint`, but a copy that the test may change."""
+
+    def copy(family: str = "bert", **options: Any) -> Path:
+        source = make_checkpoint(family, **options)
+        return Path(shutil.copytree(source, tmp_path / source.name))
+
+    return copy
 
 
 @pytest.fixture(scope="session")

@@ -41,15 +41,15 @@ class Columns:
         others = [name for name in available if name != self.text] if self.carried is None else self.carried
         return list(dict.fromkeys([*([] if self.id is None else [self.id]), *others]))
 
-    def check(self, available: Sequence[str], path: str) -> None:
-        """Raise if the rows of `path` can't have what is wanted."""
+    def check(self, available: Sequence[str], path: str, *, whole: bool = True) -> None:
+        """Raise if the rows of `path` can't have what is wanted. Columns may be missing if they are not all rows."""
         there = ", ".join(available) or "none"
         if not available:  # every row so far is bad
             return
-        for name, option in ((self.text, "--text-column"), (self.id, "--id-column")):
+        for name, option in () if not whole else ((self.text, "--text-column"), (self.id, "--id-column")):
             if name is not None and name not in available:
                 raise EmbedError(f"{path} has no column {name!r}; name another with {option} (there are: {there})")
-        if missing := [name for name in self.carried or () if name not in available]:
+        if whole and (missing := [name for name in self.carried or () if name not in available]):
             raise EmbedError(f"{path} has no column {missing[0]!r}; see --columns (there are: {there})")
         kept = self.kept(available)
         if self.embedding in kept:

@@ -118,6 +118,7 @@ def _embed(
     given: dict[str, object] = {"--ray-cpus": ray_cpus, "--ray-gpus": ray_gpus, "--ray-actors": ray_actors}
     if ray is not None:
         given = {"--format": format, "--workers": workers, "--limit": job_options["limit"]}
+        given |= {"--compression": None if compression == "zstd" else compression}
         given |= {"--on-error fail": on_error == "fail" or None, "standard input": "-" in inputs or None}
     if wrong := [name for name, value in given.items() if value is not None]:
         raise EmbedError(f"{', '.join(wrong)} can't be used {'with' if ray else 'without'} --ray")

@@ -64,7 +64,11 @@ def _read_group(
             texts = _texts(table, columns)
             start += len(batch)
             yield Block(texts, rows, rows + 1, _carried(table, columns, rows + base), start / total)
+    except MemoryError:
+        raise
     except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) is not None:  # the disk or the network, not what the file holds
+            raise
         problem = Problem(f"row group {group} can't be read: {first_line(error)}", rows=end - start)
         table = pa.table([pa.nulls(1, file.schema_arrow.field(name).type) for name in names], names)
         carried = _carried(table, columns, np.array([start + base]))

@@ -113,6 +113,12 @@ class _Cursor:
         self.rows += end - self.source_rows
         self.source_rows, self._fraction = end, block.fraction
 
+    def step_over(self, source_rows: int) -> None:
+        """Step over the rest of a file that has so many rows."""
+        if source_rows > self.source_rows:
+            self.rows += source_rows - self.source_rows
+            self.source_rows, self._fraction = source_rows, 1.0
+
     def position(self) -> Position:
         """Where we are."""
         return Position(self.source, self.source_rows, self.rows, self._hash.hexdigest(), self._done())
@@ -163,6 +169,7 @@ def _skipping(blocks: Iterator[Block], cursor: _Cursor, index: int) -> Iterator[
             yield block[done:]
             break
     else:
+        cursor.step_over(start.source_rows)  # of a Parquet file that was done, nothing is read again
         _check_same(cursor)
     yield from blocks
 

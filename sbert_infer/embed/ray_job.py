@@ -132,7 +132,7 @@ class _Folder:
         there = self.filesystem.get_file_info(self.path).type != pafs.FileType.NotFound
         begun = self.filesystem.get_file_info(note).type != pafs.FileType.NotFound
         if there and (restart if begun else force):
-            self.filesystem.delete_dir_contents(self.path)
+            self._empty()
             begun = False
         elif begun:
             before = json.loads(self.filesystem.open_input_stream(note).read())
@@ -144,6 +144,15 @@ class _Folder:
             self.filesystem.create_dir(f"{self.path}/{_HIDDEN}", recursive=True)
             with self.filesystem.open_output_stream(note) as file:
                 file.write(json.dumps(fingerprint, indent=1).encode())
+
+    def _empty(self) -> None:
+        """Remove what a job writes; a folder with anything else in it is somebody's, and stays."""
+        entries = self.filesystem.get_file_info(pafs.FileSelector(self.path))
+        if others := [entry for entry in entries if entry.base_name != _HIDDEN and entry.extension != "parquet"]:
+            raise EmbedError(
+                f"{self.name} also holds {others[0].base_name}: choose another folder, or empty it yourself"
+            )
+        self.filesystem.delete_dir_contents(self.path)
 
     def checkpoint_config(self) -> Any:
         """Ray's checkpoints, by row number."""

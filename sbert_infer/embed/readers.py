@@ -24,6 +24,7 @@ __all__ = ["BLOCK_ROWS", "read_lines"]
 
 BLOCK_ROWS = 1024
 _BOM = b"\xef\xbb\xbf"
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 # A quote that is never closed would take the rest of the file: a row longer than this is set aside.
 _LONGEST_FIELD = 1 << 24  # characters
 
@@ -40,11 +41,10 @@ class _Row:
 def read_lines(source: Source, columns: Columns, base: int) -> Iterator[Block]:
     """The rows of a file of lines. `base` rows come before its first."""
     with source.open() as file:
-        rows = _PARSERS[source.format](_without_bom(file), columns, source.path)
+        rows = _PARSERS[source.format](_without_bom(file, source.path), columns, source.path)
         start = read_bytes = 0
         while taken := list(islice(rows, BLOCK_ROWS)):
-            if start == 0:
-                columns.check(_names(taken), source.path)
+            columns.check(_names(taken), source.path, whole=start == 0)
             read_bytes += sum(len(row.raw) for row in taken)
             yield _block(taken, start, base, columns, source.fraction(read_bytes))
             start += len(taken)
@@ -54,8 +54,10 @@ def _names(rows: Sequence[_Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows if isinstance(row.values, dict) for name in row.values))
 
 
-def _without_bom(lines: Iterable[bytes]) -> Iterator[bytes]:
+def _without_bom(lines: Iterable[bytes], path: str) -> Iterator[bytes]:
     for number, line in enumerate(lines):
+        if number == 0 and line.startswith(_UTF16):
+            raise EmbedError(f"{path} is UTF-16: convert it to UTF-8")
         yield line.removeprefix(_BOM) if number == 0 else line
 
 
@@ -126,6 +128,8 @@ def _table_rows(lines: Iterable[bytes], columns: Columns, path: str, **dialect: 
 
 def _header(fields: Sequence[str], columns: Columns, path: str) -> list[str]:
     names = list(fields) if columns.header else [str(number) for number in range(1, len(fields) + 1)]
+    if any(text_problem(name, "header") for name in names):
+        raise EmbedError(f"{path}: its header is not valid UTF-8: convert it, or use --no-header")
     if double := sorted({name for name in names if names.count(name) > 1}):
         raise EmbedError(
             f"{path}: the header names {', '.join(map(repr, double))} twice: rename one, or use --no-header"

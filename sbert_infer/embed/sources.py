@@ -106,10 +106,15 @@ def _expand(name: str, input_format: str | None) -> list[str]:
 
 
 def _in_folder(filesystem: pafs.FileSystem, folder: str, name: str) -> list[str]:
-    """The files below a folder, but for hidden ones, spelled as the folder is."""
+    """The files below a folder, but for hidden ones and what a job leaves there, spelled as the folder is."""
     entries = filesystem.get_file_info(pafs.FileSelector(folder, recursive=True))
     files = [entry.path.removeprefix(folder).lstrip("/") for entry in entries if entry.type == pafs.FileType.File]
-    shown = [path for path in files if not any(part.startswith((".", "_")) for part in path.split("/"))]
+    shown = [
+        path
+        for path in files
+        if not any(part.startswith((".", "_")) or part.endswith(".parts") for part in path.split("/"))
+        and not path.endswith(".errors.jsonl")
+    ]
     return [f"{name.rstrip('/')}/{path}" for path in sorted(shown)]
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from ..errors import EmbedError
+
 __all__ = ["array_of", "common_schema", "concat", "conform", "to_json"]
 
 
@@ -87,4 +89,7 @@ def _convert(column: pa.ChunkedArray, type: pa.DataType) -> pa.ChunkedArray:
         return pa.chunked_array([_json_array(column.to_pylist())], type)
     if pa.types.is_null(column.type):
         return pa.chunked_array([pa.nulls(len(column), type)], type)
-    return column.cast(type, safe=False)  # whole numbers beside fractions become fractions
+    try:
+        return column.cast(type)  # whole numbers beside fractions become fractions
+    except pa.ArrowInvalid as error:
+        raise EmbedError(f"a carried column holds numbers that don't fit together: {error}; see --columns") from error

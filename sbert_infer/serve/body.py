@@ -23,7 +23,7 @@ __all__ = ["ClientLeft", "decode", "read_body", "refuse", "while_connected"]
 Result = TypeVar("Result")
 Wanted = TypeVar("Wanted")
 
-# A client gets more time for each byte that has come, so a large body may take long, but a trickle may not.
+# A client gets more time for each byte that has come, so a large body may take long, but a trickle or a pause may not.
 _SLOWEST_BYTES_PER_S = 16 * 2**10
 _DRAIN_S = 2.0
 _PIECE_BYTES = 2**20  # to decompress in one go
@@ -43,7 +43,8 @@ async def read_body(request: Request, settings: Settings) -> bytes:
         raise _too_large(settings.max_body_bytes)
     body, received, start, more = bytearray(), 0, time.monotonic(), True
     while more:
-        until = start + settings.read_timeout_s + received / _SLOWEST_BYTES_PER_S
+        now = time.monotonic()
+        until = min(start + received / _SLOWEST_BYTES_PER_S, now) + settings.read_timeout_s
         message = await _receive(request, until)
         more, chunk = message.get("more_body", False), message.get("body", b"")
         received += len(chunk)

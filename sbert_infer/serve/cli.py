@@ -101,8 +101,10 @@ def _import_server() -> tuple[Any, Any, Any]:
 
 
 def _key_from_environment() -> list[str]:
-    key = os.environ.get("SBERT_SERVE_API_KEY", "").strip()
-    return [key] if key else []
+    key = os.environ.get("SBERT_SERVE_API_KEY")
+    if key is not None and not key.strip():
+        raise ValueError("SBERT_SERVE_API_KEY is set, but empty: set a key, or unset it")
+    return [] if key is None else [key.strip()]
 
 
 def _error(message: str) -> int:

@@ -16,6 +16,7 @@ __all__ = ["Connection", "connection_class"]
 
 _MAX_HEADER_BYTES = 64 * 2**10
 _LAST_REQUEST_S = 0.5
+_SLOWEST_BYTES_PER_S = 16 * 2**10  # that a client may read at
 
 
 class Connection(HttpToolsProtocol):
@@ -78,23 +79,26 @@ class Connection(HttpToolsProtocol):
         self._watch_writing()
 
     def resume_writing(self) -> None:
-        """The client has read most of it."""
-        _cancel(self._write_timer)
+        """The client has read most of it; the rest is watched on."""
         super().resume_writing()
+        self._watch_writing()
 
     def _expect_headers(self) -> None:
         _cancel(self._header_timer)
         self._header_timer = self.loop.call_later(self.settings.read_timeout_s, self.transport.abort)
 
     def _watch_writing(self) -> None:
-        """Look again later, and give up if the client has read nothing meanwhile."""
+        """Look again later, and give up if the client has read hardly anything meanwhile."""
+        _cancel(self._write_timer)
         unread = self.transport.get_write_buffer_size()
+        wanted = min(unread, _SLOWEST_BYTES_PER_S * self.settings.write_timeout_s)
 
         def look() -> None:
-            if self.transport.get_write_buffer_size() < unread:
-                self._watch_writing()
-            else:
+            left = self.transport.get_write_buffer_size()
+            if left > unread - wanted:
                 self.transport.abort()
+            elif left:
+                self._watch_writing()
 
         self._write_timer = self.loop.call_later(self.settings.write_timeout_s, look)
 

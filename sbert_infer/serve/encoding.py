@@ -9,6 +9,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from ..call import Encoded
+from ..token_vectors import TokenVectors
 from .body import decode, while_connected
 from .model import EncodeOptions, Model
 from .problems import Problem
@@ -66,7 +67,7 @@ async def encode(request: Request, model: Model, inputs: Inputs, options: Encode
     return encoded
 
 
-def truncation_headers(encoded: Encoded) -> dict[str, str]:
+def truncation_headers(encoded: Encoded | TokenVectors) -> dict[str, str]:
     """How many texts were cut, for those who look."""
     return {"x-truncated-texts": str(encoded.truncated)} if encoded.truncated else {}
 

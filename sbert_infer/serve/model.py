@@ -120,8 +120,11 @@ class Model:
         """A vector for each token of each text."""
         self.require(ENCODER)
         manifest = self.engine.engine.manifest
-        if TOKENS not in manifest.outputs:
-            raise Problem("not_supported", f"model {self.name} was exported without token outputs: use /embed")
+        if TOKENS not in manifest.outputs or self.engine.engine.device != "cpu":
+            raise Problem(
+                "not_supported",
+                f"model {self.name} was exported without token outputs, or is not on the CPU: use /embed",
+            )
         with _plain_problems():
             return await self.engine.token_vectors(
                 texts,

@@ -88,6 +88,11 @@ class Models:
             "model_not_found", f"model {name[:80]!r} is not served here, only: {self._listed()}", param="model"
         )
 
+    @property
+    def reloading(self) -> bool:
+        """Whether a reload is under way."""
+        return self._reloading.locked()
+
     async def reload(self, count: Callable[[str, str], object]) -> None:
         """Open every file again. The first that can't serve ends it; it and those after it stay as they were."""
         async with self._reloading:

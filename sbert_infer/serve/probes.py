@@ -81,6 +81,11 @@ class Probes:
         """Open the models' files again."""
         if not self._settings.keys:
             raise Problem("forbidden", "reload over HTTP needs a server with keys (see --api-key-file); or send SIGHUP")
+        if not request.headers.get("authorization", "").lower().startswith("bearer "):
+            # A browser sends Basic by itself, also for a form on somebody else's page.
+            raise Problem("forbidden", "reload needs the key as a bearer token: Authorization: Bearer KEY")
+        if self._models.reloading:
+            raise Problem("reload_failed", "a reload is under way: wait for it to end")
         await self._models.reload(self._metrics.count_reload)
         done = [Reloaded(model.name, model.engine.engine.manifest.weights_sha256) for model in self._models]
         return json_response(Reload(done))

@@ -11,6 +11,7 @@ __all__ = ["Room", "take_room"]
 
 _BODIES = 8  # of the largest size allowed
 _LEAST_BYTES = 128 * 2**20
+_ALWAYS_BYTES = 64 * 2**10  # an ordinary request is let in, whatever large ones hold
 
 
 class Room:
@@ -32,7 +33,8 @@ class Room:
 def take_room(request: Request, size: int) -> None:
     """Count `size` bytes more for a request, or refuse it if the others have left too few."""
     room: Room = request.scope["sbert.room"]
-    if size > room.free_bytes:
+    is_small = request.scope["sbert.room_taken"] + size <= _ALWAYS_BYTES
+    if size > room.free_bytes and not is_small:
         raise Problem("overloaded", "too many large requests at once: try again later", retry_after_s=1.0)
     room.free_bytes -= size
     request.scope["sbert.room_taken"] += size

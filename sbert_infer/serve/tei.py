@@ -133,10 +133,8 @@ class Tei:
         record_of(request).texts = len(texts)
         found = await while_connected(request, model.token_vectors(texts, options))
         record_of(request).tokens = found.tokens
-        content = await asyncio.to_thread(json_response, [as_numbers(vectors) for vectors in found.vectors])
-        if found.truncated:
-            content.headers["x-truncated-texts"] = str(found.truncated)
-        return content
+        rows = [await json_array(vectors, lambda start, some: list(as_numbers(some))) for vectors in found.vectors]
+        return json_response(rows, truncation_headers(found))
 
     async def similarity(self, request: Request) -> Response:
         """Compare a sentence with others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import re
@@ -76,6 +77,11 @@ class Watch:
             await self._app(scope, receive, noting)
         except ClientLeft:
             record.status = _CLIENT_LEFT
+        except asyncio.CancelledError:  # the time to stop is over
+            if record.status:
+                raise
+            problem = Problem("model_unavailable", "the server is about to stop", retry_after_s=1.0)
+            await respond(problem, record.path)(scope, receive, noting)
         except Exception as error:
             _log_unexpected(error, record)
             if not record.status:  # else half an answer was sent, and uvicorn closes the connection

@@ -86,18 +86,35 @@ def test_reading_can_go_on_after_any_part(lines: list[bytes], data: st.DataObjec
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
-def test_reading_goes_on_in_every_format_and_in_the_middle_of_a_row_group(tmp_path: Path, suffix: str) -> None:
-    rows = [(str(n), f"text {n}") for n in range(11)]
+@pytest.mark.parametrize("count", [11, 2 * WINDOW])  # parts that cross the end of a file, and that end with it
+def test_reading_goes_on_in_every_format_and_in_the_middle_of_a_row_group(
+    tmp_path: Path, suffix: str, count: int
+) -> None:
+    rows = [(str(n), f"text {n}") for n in range(count)]
     for name in ("a", "b"):
         write(tmp_path / f"{name}{suffix}", rows)
     whole = read(tmp_path)
     assert texts_of(whole) == [text for _, text in rows] * 2
-    assert column(whole, "row") == list(range(22))
+    assert column(whole, "row") == list(range(2 * count))
     for done, part in enumerate(whole[:-1], 1):
         rest = read(tmp_path, start=part.end)
         assert texts_of(rest) == texts_of(whole[done:])
         assert column(rest, "row") == column(whole[done:], "row")
         assert rest[-1].end == whole[-1].end
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "text,Größe\na,1\n".encode("latin-1"), "a.csv: its header is not valid UTF-8"),
+        ("a.txt", "a\nb\n".encode("utf-16"), "a.txt is UTF-16: convert it to UTF-8"),
+        ("a.jsonl", b'{"text": "a"}\n' * 2000 + b'{"text": "a", "row": 7}\n', "a column 'row', as the rows' numbers"),
+    ],
+)
+def test_files_that_would_be_misread_are_refused(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(EmbedError, match=message):
+        read(tmp_path / name)
 
 
 def test_rows_read_before_must_be_the_same(tmp_path: Path) -> None:

@@ -84,6 +84,23 @@ def test_only_the_culprit_gets_the_error(
     run(main)
 
 
+def test_a_backend_that_gives_nan_for_everything_is_replaced(small: Engine, fakes: list[FakeBackend]) -> None:
+    def spoil_everything(vectors: Vectors) -> None:
+        vectors[:] = np.nan
+
+    expected = small.encode(TEXTS[0])
+    fakes[0].fault = spoil_everything
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            with pytest.raises(WorkerError, match="ordinary text"):
+                await engine.encode(TEXTS[0])
+            await until(lambda: engine.ready)
+            np.testing.assert_array_equal(await engine.encode(TEXTS[0]), expected)
+
+    run(main)
+
+
 # Workers that hang or die -------------------------------------------------------------------------------------------
 
 

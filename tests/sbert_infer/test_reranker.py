@@ -85,7 +85,8 @@ def assert_same(found: Any, expected: Any) -> None:
         return
     assert found.shape == expected.shape
     assert found.dtype == expected.dtype
-    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=0, atol=1e-5)
+    largest = max(1.0, float(np.abs(np.asarray(expected)).max(initial=0)))
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=0, atol=1e-5 * largest)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,14 @@ def test_a_bad_file_changes_nothing(start_server: Callable[..., Running], file: 
     assert 'sbert_reloads_total{model="small",result="failed"} 4.0' in metrics
 
 
+def test_a_browser_may_not_reload(start_server: Callable[..., Running], file: Path) -> None:
+    """It sends Basic by itself, also for a form on another site's page."""
+    server = start_server(models=(ModelFile(file, "small"),), keys=KEYS)
+    response = httpx.post(f"{server.url}/admin/reload", auth=("", KEYS[0]))
+    assert response.status_code == 403
+    assert "Bearer" in response.json()["error"]
+
+
 def test_without_keys_nobody_may_reload(server: Running) -> None:
     response = server.post("/admin/reload", None)
     assert response.status_code == 403
