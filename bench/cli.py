@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 import click
 
 from sbert_infer import __version__
-from sbert_infer.bench.console import check_outputs, make_workloads, plain_errors, progress_line, temporary_folder
+from sbert_infer.bench.console import (
+    FILE,
+    OUTPUT,
+    check_outputs,
+    make_workloads,
+    plain_errors,
+    progress_line,
+    temporary_folder,
+    text_options,
+)
 
 if TYPE_CHECKING:
     from sbert_infer.bench.results import Results
@@ -36,26 +45,16 @@ Examples:
   sbert-bench compare before.json after.json --tolerance 0.05
 """
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command("sbert-bench", epilog=EXAMPLES, context_settings=_SETTINGS)
 @click.argument("sources", nargs=-1, required=True, metavar="ARTIFACT_OR_CHECKPOINT...")
 @click.option("--checkpoint", metavar="DIR", help="What the artifacts were made from. [model.onnx: model/ beside it]")
-@click.option(
-    "--workload",
-    "workloads",
-    multiple=True,
-    type=click.Choice(["short", "medium", "long", "mixed"]),
-    help="Kind of texts; may be repeated. [mixed]",
-)
-@click.option("--texts", "texts_file", type=_FILE, help="Your own texts instead, one a line.")
-@click.option("--num-texts", type=click.IntRange(min=1), default=500, show_default=True, help="Texts per workload.")
+@text_options
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each contestant.")
 @click.option("--seed", type=int, default=0, show_default=True, help="For the making of texts.")
 @click.option("--latency", is_flag=True, help="Also one text at a time: p50, p95, p99.")
-@click.option("--sts", type=_FILE, help="STS benchmark file, tab-separated: adds the Spearman correlation.")
+@click.option("--sts", type=FILE, help="STS benchmark file, tab-separated: adds the Spearman correlation.")
 @click.option("--only", multiple=True, metavar="NAME", help="Contestants with NAME in their name; may be repeated.")
 @click.option(
     "--rivals-python",
@@ -66,8 +65,8 @@ _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--trust-remote-code", is_flag=True, help="Run the model code that the checkpoint brings along.")
 @click.option("--markdown", is_flag=True, help="Print the table as markdown.")
-@click.option("--json", "json_file", type=_OUTPUT, help="Write all figures to this file, for `compare`.")
-@click.option("--html", "html_file", type=_OUTPUT, help="Write one self-contained page with plots.")
+@click.option("--json", "json_file", type=OUTPUT, help="Write all figures to this file, for `compare`.")
+@click.option("--html", "html_file", type=OUTPUT, help="Write one self-contained page with plots.")
 @click.version_option(__version__)
 def run(
     sources: tuple[str, ...],
@@ -115,8 +114,8 @@ def run(
 
 
 @click.command("sbert-bench compare", epilog=COMPARE_EXAMPLES, context_settings=_SETTINGS)
-@click.argument("before", type=_FILE)
-@click.argument("after", type=_FILE)
+@click.argument("before", type=FILE)
+@click.argument("after", type=FILE)
 @click.option("--tolerance", type=click.FloatRange(0, 1), default=0.1, show_default=True, help="Loss that is noise.")
 def compare(before: Path, after: Path, tolerance: float) -> None:
     """Show what got slower or faster between two JSON files; exit with 1 if one of ours got slower."""

@@ -7,13 +7,46 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
 from sbert_infer.errors import SbertInferError
 from sbert_infer.files import staged
 
-__all__ = ["check_outputs", "make_workloads", "plain_errors", "progress_line", "temporary_folder", "write_text"]
+__all__ = [
+    "FILE",
+    "OUTPUT",
+    "check_outputs",
+    "make_workloads",
+    "plain_errors",
+    "progress_line",
+    "temporary_folder",
+    "text_options",
+    "write_text",
+]
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+OUTPUT = click.Path(dir_okay=False, path_type=Path)
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+def text_options(command: Command) -> Command:
+    """The options that say which texts: what `make_workloads` takes, but for the seed."""
+    kinds = click.Choice(["short", "medium", "long", "mixed"])
+    options = [
+        click.option(
+            "--workload", "workloads", multiple=True, type=kinds, help="Kind of texts; may be repeated. [mixed]"
+        ),
+        click.option("--texts", "texts_file", type=FILE, help="Your own texts instead, one a line."),
+        click.option(
+            "--num-texts", type=click.IntRange(min=1), default=500, show_default=True, help="Texts per workload."
+        ),
+    ]
+    for option in reversed(options):  # the first is shown first
+        command = option(command)
+    return command
 
 
 def make_workloads(names: tuple[str, ...], file: Path | None, num_texts: int, seed: int) -> dict[str, tuple[str, ...]]:

@@ -12,11 +12,13 @@ import click
 
 from sbert_infer import __version__
 from sbert_infer.bench.console import (
+    OUTPUT,
     check_outputs,
     make_workloads,
     plain_errors,
     progress_line,
     temporary_folder,
+    text_options,
     write_text,
 )
 
@@ -40,8 +42,6 @@ shows. Servers take turns. The first is compared with the others. The exit code 
 
 A URL is what OpenAI's clients call the base URL; without a path it is that of /v1.
 """
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_OUTPUT = click.Path(dir_okay=False, path_type=Path)
 _SECONDS = click.FloatRange(min=0, min_open=True)
 
 
@@ -69,20 +69,12 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option("--min-cosine", type=click.FloatRange(0, 1), default=0.99999, show_default=True, help="Below is wrong.")
 @click.option("--p99-ms", type=_SECONDS, help="Bound to compare loads at. [4 times the first server's lone p99]")
 @click.option("--pid", "pids", type=int, multiple=True, help="A server's process, for its memory; in the URLs' order.")
-@click.option(
-    "--workload",
-    "workloads",
-    multiple=True,
-    type=click.Choice(["short", "medium", "long", "mixed"]),
-    help="Kind of texts; may be repeated. [mixed]",
-)
-@click.option("--texts", "texts_file", type=_FILE, help="Your own texts instead, one a line.")
-@click.option("--num-texts", type=click.IntRange(min=1), default=500, show_default=True, help="Texts per workload.")
+@text_options
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For texts, arrivals and order.")
 @click.option("--trust-remote-code", is_flag=True, help="Run the model code that the checkpoint brings along.")
 @click.option("--markdown", is_flag=True, help="Print the tables as markdown.")
-@click.option("--json", "json_file", type=_OUTPUT, help="Write all figures to this file.")
-@click.option("--html", "html_file", type=_OUTPUT, help="Write one self-contained page with plots.")
+@click.option("--json", "json_file", type=OUTPUT, help="Write all figures to this file.")
+@click.option("--html", "html_file", type=OUTPUT, help="Write one self-contained page with plots.")
 @click.version_option(__version__)
 def load(
     sources: tuple[str, ...],

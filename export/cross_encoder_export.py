@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import onnx_ir as ir
-import tokenizers
 
 from sbert_infer.artifact import RERANKER, SCORES, Manifest
 from sbert_infer.errors import ExportError
-from sbert_infer.export.checkpoint import weights_sha256
 from sbert_infer.export.convert import quiet_tracer, tidy, trace
 from sbert_infer.export.cross_encoder import read_cross_encoder
 from sbert_infer.export.cross_encoder_parity import certify_scores, probe_pairs
@@ -22,7 +20,7 @@ from sbert_infer.export.operators import fused_operators, plain_operators
 from sbert_infer.export.options import ExportOptions, Step
 from sbert_infer.export.parity import MIN_COSINE
 from sbert_infer.export.save import check_free, stage
-from sbert_infer.export.source import plain_tokenizer_json, versions
+from sbert_infer.export.source import draft_manifest, plain_tokenizer_json, token_counter
 from sbert_infer.export.tune import tune
 from sbert_infer.texts import Pair
 
@@ -93,37 +91,21 @@ def _load(source: str | Path, options: ExportOptions, step: Step) -> tuple[PairR
     what = f"{checkpoint.model_type} cross-encoder, {labels} label{'s' * (labels > 1)}, {cross_encoder.activation}"
     with step("validate", f"{what}, {checkpoint.max_length} tokens", 0):
         tokenizer_json = plain_tokenizer_json(reference.tokenizer)
-        return reference, tokenizer_json, probe_pairs(_pair_counter(tokenizer_json), checkpoint.max_length)
-
-
-def _pair_counter(tokenizer_json: str) -> Callable[[Sequence[Pair]], list[int]]:
-    tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
-    return lambda pairs: [len(encoding) for encoding in tokenizer.encode_batch_fast(pairs)]
+        return reference, tokenizer_json, probe_pairs(token_counter(tokenizer_json), checkpoint.max_length)
 
 
 def _draft_manifest(reference: PairReference, options: ExportOptions) -> Manifest:
     """All of the manifest but the parity certificate and the count of fused nodes."""
-    cross_encoder, checkpoint, tokenizer = reference.cross_encoder, reference.checkpoint, reference.tokenizer
-    return Manifest(
-        name=checkpoint.name,
-        architecture=checkpoint.model_type,
-        precision=options.precision,
+    cross_encoder = reference.cross_encoder
+    return draft_manifest(
+        reference.checkpoint,
+        reference.tokenizer,
+        options,
         dim=len(cross_encoder.labels),
-        max_length=checkpoint.max_length,
         pooling=(),
         include_prompt=True,
         normalized=False,
-        prompts=checkpoint.prompts,
-        default_prompt_name=checkpoint.default_prompt_name,
-        similarity=checkpoint.similarity,
         truncate_dim=None,
-        pad_id=tokenizer.pad_token_id,
-        padding_side=tokenizer.padding_side,
-        truncation_side=tokenizer.truncation_side,
-        weights_sha256=weights_sha256(checkpoint),
-        parity={},
-        fusion={},
-        versions=versions(),
         outputs=(SCORES,),
         kind=RERANKER,
         activation=cross_encoder.activation,

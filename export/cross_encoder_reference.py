@@ -18,7 +18,7 @@ from sbert_infer.errors import CheckpointError
 from sbert_infer.export.cross_encoder import CrossEncoderCheckpoint
 from sbert_infer.export.hub import first_line
 from sbert_infer.export.pretrained import load_tokenizer, quiet_transformers
-from sbert_infer.export.reference import count_gelu_layers, weight_problems
+from sbert_infer.export.reference import Encoder, weight_problems
 from sbert_infer.texts import Pair
 
 __all__ = ["PairReference", "load_pair_reference"]
@@ -28,7 +28,7 @@ Scores = npt.NDArray[np.float32]
 _NOTHING = re.compile(r"(?!)")  # matches no weight: every one of them is used
 
 
-class PairReference(nn.Module):
+class PairReference(Encoder):
     """The model for sequence classification; its scores are those before the activation."""
 
     def __init__(self, cross_encoder: CrossEncoderCheckpoint, encoder: nn.Module, tokenizer: Any) -> None:
@@ -38,17 +38,6 @@ class PairReference(nn.Module):
         self.tokenizer = tokenizer
         self.encoder = encoder
         self.eval()
-
-    @property
-    def layers(self) -> int:
-        """How many layers the transformer has."""
-        config: Any = self.encoder.config
-        return int(config.num_hidden_layers)
-
-    @property
-    def gelu_layers(self) -> int:
-        """How many of them have a GELU."""
-        return count_gelu_layers(self.encoder.config)
 
     @property
     def token_types(self) -> bool:

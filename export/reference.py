@@ -115,7 +115,24 @@ def build_module(spec: ModuleSpec) -> nn.Module:
     return module
 
 
-class Reference(nn.Module):
+class Encoder(nn.Module):
+    """A module around a transformer."""
+
+    encoder: nn.Module
+
+    @property
+    def layers(self) -> int:
+        """How many layers the transformer has."""
+        config: Any = self.encoder.config
+        return int(config.num_hidden_layers)
+
+    @property
+    def gelu_layers(self) -> int:
+        """How many of them have a GELU, exact or approximate, as their activation."""
+        return count_gelu_layers(self.encoder.config)
+
+
+class Reference(Encoder):
     """The transformer, the pooling and what follows; `forward` has no branch that depends on the data."""
 
     def __init__(self, checkpoint: Checkpoint, encoder: nn.Module, tokenizer: Any) -> None:
@@ -129,17 +146,6 @@ class Reference(nn.Module):
         self.pooling = modules[at]
         self.head = nn.Sequential(*modules[at + 1 :])
         self.eval()
-
-    @property
-    def layers(self) -> int:
-        """How many layers the transformer has."""
-        config: Any = self.encoder.config
-        return int(config.num_hidden_layers)
-
-    @property
-    def gelu_layers(self) -> int:
-        """How many of them have a GELU, exact or approximate, as their activation."""
-        return count_gelu_layers(self.encoder.config)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, prompt_length: Tensor | None = None) -> Tensor:
         """[batch, length] twice -> [batch, dim]; leaves the first `prompt_length` tokens out where the model does."""

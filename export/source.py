@@ -23,7 +23,7 @@ from sbert_infer.export.probe import MAX_PROBE_LENGTH, probe_texts
 from sbert_infer.export.reference import Reference, load_reference
 from sbert_infer.export.static import MODEL_TYPE
 
-__all__ = ["Loaded", "load", "plain_tokenizer_json", "versions"]
+__all__ = ["Loaded", "draft_manifest", "load", "plain_tokenizer_json", "token_counter"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def load(source: str | Path, options: ExportOptions, step: Step) -> Loaded:
         reference = load_reference(checkpoint)
     with step("validate", describe(checkpoint), 0):
         tokenizer_json = plain_tokenizer_json(reference.tokenizer)
-        texts = probe_texts(_token_counter(tokenizer_json), min(checkpoint.max_length, MAX_PROBE_LENGTH))
+        texts = probe_texts(token_counter(tokenizer_json), min(checkpoint.max_length, MAX_PROBE_LENGTH))
         return Loaded(reference, tokenizer_json, texts, _draft_manifest(reference, options))
 
 
@@ -67,32 +67,42 @@ def describe(checkpoint: Checkpoint) -> str:
 
 def _draft_manifest(reference: Reference, options: ExportOptions) -> Manifest:
     """All of the manifest but the parity certificate and the count of fused nodes."""
-    checkpoint, tokenizer = reference.checkpoint, reference.tokenizer
+    checkpoint = reference.checkpoint
+    return draft_manifest(
+        checkpoint,
+        reference.tokenizer,
+        options,
+        dim=checkpoint.dim,
+        pooling=checkpoint.pooling.modes,
+        include_prompt=checkpoint.pooling.include_prompt,
+        normalized=isinstance(checkpoint.modules[-1], NormalizeSpec),
+        truncate_dim=checkpoint.truncate_dim,
+        outputs=(SENTENCE, TOKENS) if options.token_output else (SENTENCE,),
+    )
+
+
+def draft_manifest(checkpoint: Checkpoint, tokenizer: Any, options: ExportOptions, **own: Any) -> Manifest:
+    """What the manifests of all kinds say of a checkpoint, and what this one says of its `own`."""
     return Manifest(
         name=checkpoint.name,
         architecture=checkpoint.model_type,
         precision=options.precision,
-        dim=checkpoint.dim,
         max_length=checkpoint.max_length,
-        pooling=checkpoint.pooling.modes,
-        include_prompt=checkpoint.pooling.include_prompt,
-        normalized=isinstance(checkpoint.modules[-1], NormalizeSpec),
         prompts=checkpoint.prompts,
         default_prompt_name=checkpoint.default_prompt_name,
         similarity=checkpoint.similarity,
-        truncate_dim=checkpoint.truncate_dim,
         pad_id=tokenizer.pad_token_id,
         padding_side=tokenizer.padding_side,
         truncation_side=tokenizer.truncation_side,
         weights_sha256=weights_sha256(checkpoint),
         parity={},
         fusion={},
-        versions=versions(),
-        outputs=(SENTENCE, TOKENS) if options.token_output else (SENTENCE,),
+        versions=_versions(),
+        **own,
     )
 
 
-def versions() -> dict[str, str]:
+def _versions() -> dict[str, str]:
     """Of the packages that an artifact is made with."""
     modules: list[Any] = [sbert_infer, torch, transformers, tokenizers, onnxruntime]
     return {module.__name__: module.__version__ for module in modules}
@@ -105,6 +115,7 @@ def plain_tokenizer_json(tokenizer: Any) -> str:
     return json.dumps(content, ensure_ascii=False)
 
 
-def _token_counter(tokenizer_json: str) -> Callable[[Sequence[str]], list[int]]:
+def token_counter(tokenizer_json: str) -> Callable[[Sequence[Any]], list[int]]:
+    """Counts the tokens of texts, or of pairs of texts."""
     tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
     return lambda texts: [len(encoding) for encoding in tokenizer.encode_batch_fast(texts)]

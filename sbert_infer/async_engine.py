@@ -177,12 +177,12 @@ class AsyncEngine:
         prompt = self.engine._resolve_prompt(prompt, prompt_name)
         options = self._options(arrival, prompt, truncate_dim, normalize_embeddings, on_truncate, timeout_s)
         source, single = as_texts(texts)
-        known = list(source)
+        known: list[Text] = list(source)
         check_texts(known)
         with self._counted(len(known), arrival):
             if not known:
                 return Encoded(np.empty(0, np.float32), 0, 0)
-            encoded = await self._encode([*known], options, arrival)
+            encoded = await self._encode(known, options, arrival)
         return Encoded(encoded.vectors[0], encoded.tokens, encoded.truncated) if single else encoded
 
     async def encode_tokens(

@@ -32,6 +32,7 @@ class OnnxCudaBackend:
         self._free: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # GPU and session, one entry for each worker
         self._closed = False
         sessions = [(gpu, _open(model, gpu)) for gpu in gpus]
+        self._graph = Graph.of(sessions[0][1])
         for _ in range(_WORKERS_PER_GPU):
             for entry in sessions:
                 self._free.put(entry)
@@ -49,7 +50,7 @@ class OnnxCudaBackend:
         try:
             if self._closed:
                 raise EngineError("the engine was closed during this call")
-            return _run(session, gpu, input_ids, attention_mask, prompt_length)
+            return _run(session, gpu, self._graph, input_ids, attention_mask, prompt_length)
         except EngineError:
             raise
         except Exception as error:  # onnxruntime's own exceptions share no base class
@@ -89,12 +90,12 @@ def _open(model: OnnxModel, gpu: int) -> Any:
 def _run(
     session: Any,
     gpu: int,
+    graph: Graph,
     input_ids: npt.NDArray[np.int64],
     attention_mask: npt.NDArray[np.int64],
     prompt_length: int,
 ) -> npt.NDArray[np.float32]:
     make = import_onnxruntime().OrtValue.ortvalue_from_numpy
-    graph = Graph.of(session)
     binding = session.io_binding()
     for name, values in graph.inputs(input_ids, attention_mask).items():
         binding.bind_ortvalue_input(name, make(np.ascontiguousarray(values), _MEMORY, gpu))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import cast
 
@@ -80,7 +81,6 @@ class Tokenizer:
         self.backend.enable_truncation(max_length, direction=truncation_side)
         self.max_length = max_length
         self._can_cut = truncation_side == "right"
-        self._vocabulary = 1 + max(self.backend.get_vocab().values(), default=-1)
         self._special_ids = {id for id, token in self.backend.get_added_tokens_decoder().items() if token.special}
 
     def __call__(self, texts: Sequence[Text]) -> TokenizedTexts:
@@ -96,6 +96,11 @@ class Tokenizer:
         ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), np.int64, int(lengths.sum()))
         truncated = np.fromiter((bool(e.overflowing) for e in encodings), np.bool_, count)
         return TokenizedTexts(ids, np.cumsum(lengths) - lengths, lengths, truncated)
+
+    @cached_property
+    def _vocabulary(self) -> int:
+        """The ids end before this. Not at the start: it takes a copy of the vocabulary, and few send ids."""
+        return 1 + max(self.backend.get_vocab().values(), default=-1)
 
     def tokenized(self, token_ids: Sequence[Sequence[int]]) -> TokenizedTexts:
         """Texts that were tokenized elsewhere, each as it is; longer ones are cut and marked."""
