@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import threading
 import time
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from .artifact import ENCODER, RERANKER
 from .call import CLOSED, Call, CallOptions, Encoded, within
 from .engine import Engine
-from .errors import EngineError, TruncationError, WorkerError, warn
+from .errors import EngineError, OverloadedError, TruncationError, WorkerError, warn
 from .pipeline import unique_texts
 from .scheduler import Limits, Scheduler
 from .texts import OnTruncate, Text, as_pairs, as_texts, characters, check_pairs, check_texts
@@ -78,6 +79,7 @@ class AsyncEngine:
         max_batch_tokens: int | None = None,
         max_queue_tokens: int = 2**20,
         max_delay_ms: float = 2.0,
+        max_wait_s: float = 2.0,
         timeout_s: float = 30.0,
         hang_timeout_s: float = 20.0,
         observe: Observe = lambda name, value: None,
@@ -89,6 +91,7 @@ class AsyncEngine:
             max_batch_tokens: tokens that run together, padding included; the backend's best by default.
             max_queue_tokens: tokens that may wait. A call beyond that is refused at once.
             max_delay_ms: how long a batch that is not full may wait for more texts while others run.
+            max_wait_s: a call that would wait for longer than this is refused at once, if hundreds of others wait.
             timeout_s: how long a call may take, if it does not say so itself.
             hang_timeout_s: a batch that runs for longer than this is given up, and what runs it is replaced.
             observe: called from several threads, as `observe(name, value)`, with the seconds that a call spent on
@@ -96,7 +99,12 @@ class AsyncEngine:
                 and "batch_tokens".
 
         """
-        _check_positive(timeout_s=timeout_s, hang_timeout_s=hang_timeout_s, max_queue_tokens=max_queue_tokens)
+        _check_positive(
+            timeout_s=timeout_s,
+            hang_timeout_s=hang_timeout_s,
+            max_queue_tokens=max_queue_tokens,
+            max_wait_s=max_wait_s,
+        )
         if max_delay_ms < 0:
             raise ValueError(f"max_delay_ms must be at least 0, got {max_delay_ms}")
         self._owns = not isinstance(model, Engine)
@@ -116,6 +124,7 @@ class AsyncEngine:
             edges=backend.edges,
             max_queue_tokens=max_queue_tokens,
             max_delay_s=max_delay_ms / 1000,
+            max_wait_s=max_wait_s,
         )
         self._scheduler = Scheduler(limits)
         self._workers = Workers(
@@ -201,7 +210,8 @@ class AsyncEngine:
         with self._counted(len(token_ids), arrival):
             if not len(token_ids):
                 return Encoded(np.empty(0, np.float32), 0, 0)
-            return await self._run(self._pipeline.tokenizer.tokenized(token_ids), None, options, arrival)
+            tokenized = await self._tokenizers.check(token_ids, options.deadline)
+            return await self._run(tokenized, None, options, arrival)
 
     async def predict_counted(
         self,
@@ -272,6 +282,15 @@ class AsyncEngine:
     def ready(self) -> bool:
         """Whether calls are taken, and workers are there to run them, none of which seems to hang."""
         return not self._closing and self._workers.ready
+
+    def refusal(self) -> OverloadedError | None:
+        """What a call for one short text would get now, if the queue is too long for it."""
+        try:
+            with self._workers.changed:
+                self._scheduler.check(1, math.inf, time.monotonic())
+        except OverloadedError as error:
+            return error
+        return None
 
     def stats(self) -> AsyncStats:
         """Counters and gauges, as of now."""
@@ -438,7 +457,7 @@ class AsyncEngine:
 class _AnyEngine(Engine):
     """For an artifact of either kind."""
 
-    _kinds = (ENCODER, RERANKER)
+    _kinds, _name = (ENCODER, RERANKER), "AsyncEngine"
 
 
 def _guarded(observe: Observe) -> Observe:

@@ -33,6 +33,9 @@ _NEWEST = 0.2
 _USABLE = 0.6
 # What to tell a client who is refused before any speed was measured.
 _RETRY_S = 1.0
+# So many requests may wait however long that takes, until their deadlines. They may be all the callers that there are,
+# each with one request at a time, and would gain nothing from being sent away. More than that is overload.
+_PATIENT = 256
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Limits:
     edges: tuple[int, ...] | None = None
     max_queue_tokens: int = 2**20
     max_delay_s: float = 0.002
+    max_wait_s: float = 2.0
 
     @cached_property
     def quantum(self) -> int:
@@ -168,7 +172,10 @@ class Scheduler:
         ahead = self._tokens_ahead(tokens)
         if speed is None or not ahead:
             return
-        need, left = (ahead + tokens) / speed, deadline - now
+        wait, patience = ahead / speed, self.limits.max_wait_s
+        if wait > patience and len(self._ages) >= _PATIENT:
+            raise OverloadedError(f"the queue is too long: {len(self._ages)} requests, {wait:.1f} s", wait - patience)
+        need, left = wait + tokens / speed, deadline - now
         if need > _USABLE * left:
             what = f"the queue is too long: {tokens} tokens after {ahead} take {need:.1f} s"
             raise OverloadedError(f"{what}, too close to the deadline in {left:.1f} s", need - _USABLE * left)

@@ -49,6 +49,12 @@ class TokenizerPool:
         pieces = [await self._run(tokenize, start, deadline) for start in range(0, len(texts), _PIECE_TEXTS)]
         return TokenizedTexts.joined((piece, np.arange(len(piece.lengths))) for piece in pieces), skip
 
+    async def check(self, token_ids: Sequence[Sequence[int]], deadline: float) -> TokenizedTexts:
+        """Texts that were tokenized elsewhere."""
+        if sum(map(len, token_ids)) <= _FEW_CHARACTERS:
+            return self._pipeline.tokenizer.tokenized(token_ids)
+        return await self._run(self._pipeline.tokenizer.tokenized, token_ids, deadline)
+
     def close(self) -> None:
         """Take no more pieces, and wait for those that were."""
         self._threads.shutdown()

@@ -154,7 +154,8 @@ class Workers:
     def _finish(self, work: Work, faults: list[Fault]) -> None:
         took = time.monotonic() - work.started
         with self.changed:
-            self._usual_s = max(took, 0.9 * (self._usual_s or 0.0))
+            if work in self._scheduler.running:  # else it was given up long ago
+                self._usual_s = max(took, 0.9 * (self._usual_s or 0.0))
             for fault in faults:
                 self._scheduler.drop(fault.request)
             finished = self._scheduler.done(work, time.monotonic())
@@ -189,8 +190,14 @@ class Workers:
             with self.changed:
                 hung = [work for work in self._scheduler.running if work.last_started < now - self._hang_timeout_s]
                 self._suspected = any(work.last_started < now - patience_s for work in self._scheduler.running)
+                dead = [work for work, run in self._runs.items() if not run.thread.is_alive()]
+                if not all(thread.is_alive() for thread in self._threads):  # with a batch or without
+                    self._backend = None
+                    self.changed.notify_all()
             for work in hung:
                 self._lose(work, f"the worker that ran it hung for {self._hang_timeout_s:g} s")
+            for work in dead:
+                self._lose(work, "the worker that ran it died")
             if self._backend is None and time.monotonic() >= self._retry_at:
                 self._replace()
 

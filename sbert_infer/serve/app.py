@@ -13,12 +13,13 @@ from starlette.types import ExceptionHandler
 from ..errors import SbertInferError
 from .answers import json_response
 from .body import refuse
+from .gate import Gate
 from .keys import Keys
 from .metrics import Metrics
 from .models import Models
 from .openai import OpenAI
 from .openapi import describe
-from .operation import Operation, make_routes
+from .operation import RUNS, Operation, make_routes
 from .probes import Probes
 from .problems import Problem, problem_of
 from .reranking import Reranking
@@ -37,16 +38,17 @@ def make_app(models: Models, settings: Settings, metrics: Metrics) -> Starlette:
         *Tei(models, settings).operations(),
         *Probes(models, settings, metrics).operations(),
     ]
-    reranking = Reranking(models, settings).operations()  # without a reranker they refuse, and are not described
-    description = _description([*operations, *(reranking if models.has_rerankers else [])], models, settings)
-    operations += [*reranking, description]
+    reranking = Reranking(models, settings).operations()
+    operations = [*operations, *reranking, _description(operations, reranking, models, settings)]
     paths = {operation.path for operation in operations}
+    running = {operation.path for operation in operations if set(RUNS) <= set(operation.problems)}
     app = Starlette(
         routes=make_routes(operations),
         middleware=[
             Middleware(Watch, routes=paths, models=models, metrics=metrics),
             *_cors(settings),
             Middleware(Keys, keys=settings.keys, max_body_bytes=settings.max_body_bytes),
+            Middleware(Gate, paths=running, models=models, max_body_bytes=settings.max_body_bytes),
             Middleware(Room, max_body_bytes=settings.max_body_bytes),
         ],
         exception_handlers={kind: _refusal(settings) for kind in (Problem, SbertInferError, HTTPException)},
@@ -55,12 +57,16 @@ def make_app(models: Models, settings: Settings, metrics: Metrics) -> Starlette:
     return app
 
 
-def _description(operations: list[Operation], models: Models, settings: Settings) -> Operation:
+def _description(
+    operations: list[Operation], reranking: list[Operation], models: Models, settings: Settings
+) -> Operation:
+    """What describes the others. Made anew each time: a reload may bring other prompts or dimensions."""
+
     async def handler(request: Request) -> Response:
-        return json_response(description)
+        served = [*operations, *(reranking if models.has_rerankers else [])]  # without a reranker they refuse
+        return json_response(describe([*served, own], models.values, with_keys=bool(settings.keys)))
 
     own = Operation("GET", "/openapi.json", "Pages", "This description", handler, dict)
-    description = describe([*operations, own], models.values, with_keys=bool(settings.keys))
     return own
 
 

@@ -52,6 +52,13 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     show_default=True,
     help="How long a batch that is not full waits for more while others run.",
 )
+@click.option(
+    "--max-wait-s",
+    type=_SECONDS,
+    default=2.0,
+    show_default=True,
+    help="Refuse what would wait for longer, if hundreds of others do.",
+)
 @click.option("--timeout-s", type=_SECONDS, default=30.0, show_default=True, help="Limit for the work on a request.")
 @click.option("--auto-truncate", is_flag=True, help="Cut texts beyond the model's limit, where a request doesn't say.")
 @click.option("--allow-token-ids", is_flag=True, help="Accept ids of the model's own tokenizer instead of texts.")

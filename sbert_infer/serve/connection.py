@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -30,6 +31,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there."""
         super().connection_made(transport)
+        self._when_lost: set[Callable[[], None]] = set()
         if len(self.connections) > self.settings.max_connections:
             self._end(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections: try again later", "Overloaded")
         else:
@@ -40,6 +42,8 @@ class Connection(HttpToolsProtocol):
         _cancel(self._header_timer)
         _cancel(self._write_timer)
         super().connection_lost(exc)
+        for call in list(self._when_lost):
+            call()
 
     def data_received(self, data: bytes) -> None:
         """Some bytes of a request. Counted here, since the parser tells of a header only when it has all of it."""
@@ -59,6 +63,7 @@ class Connection(HttpToolsProtocol):
         """The application takes over, with a time limit of its own for the body."""
         self._header_bytes = 0
         _cancel(self._header_timer)
+        self.scope["sbert.when_lost"] = self._when_lost  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

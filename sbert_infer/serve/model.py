@@ -26,6 +26,8 @@ __all__ = ["EncodeOptions", "Model"]
 
 _COUNTS = ("requests", "texts", "tokens", "truncated", "batches", "batch_tokens", "padded_tokens", "restarts")
 
+_CLOSE_S = 2.0  # for what has ended to be freed
+
 # In the answer to one request for token vectors: some 50 MB of JSON.
 _MAX_TOKEN_NUMBERS = 2**22
 
@@ -49,7 +51,7 @@ class Model:
         self.created = int(time.time())
         self._settings, self._observe = settings, observe
         self._engine: AsyncEngine | None = None
-        self._tokenizer: tokenizers.Tokenizer | None = None
+        self._tokenizer: tuple[AsyncEngine, tokenizers.Tokenizer] | None = None  # and whose it is
         self._leaving: set[AsyncEngine] = set()  # replaced, with calls still to end
         self._past: Counter[str] = Counter()  # counts of engines that are gone
         self._past_errors: Counter[str] = Counter()
@@ -85,7 +87,7 @@ class Model:
     async def open(self) -> None:
         """Open the file as it is now and let new calls use that. If it can't serve, all stays as it was."""
         fresh = await self._open_warm()
-        before, self._engine, self._tokenizer = self._engine, fresh, None
+        before, self._engine = self._engine, fresh
         self.created = int(time.time())
         if before is not None:
             self._leaving.add(before)
@@ -174,11 +176,12 @@ class Model:
     @property
     def tokenizer(self) -> tokenizers.Tokenizer:
         """A copy of the model's tokenizer that cuts nothing. Takes a moment the first time: for other threads."""
-        if self._tokenizer is None:
-            tokenizer = tokenizers.Tokenizer.from_str(self.engine.engine.tokenizer.to_str())
+        engine, known = self.engine, self._tokenizer
+        if known is None or known[0] is not engine:
+            tokenizer = tokenizers.Tokenizer.from_str(engine.engine.tokenizer.to_str())
             tokenizer.no_truncation()
-            self._tokenizer = tokenizer
-        return self._tokenizer
+            self._tokenizer = known = engine, tokenizer
+        return known[1]
 
     def prompt(self, name: str | None) -> str:
         """The prompt of this name, or none. `check` has seen that there is one."""
@@ -209,10 +212,9 @@ class Model:
 
     async def close(self, drain_s: float) -> None:
         """Let calls end, and free everything."""
-        if self._engine is not None:
-            await self._engine.close(drain_s)
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=drain_s)
+        leaving = [] if self._engine is None else [asyncio.ensure_future(self._engine.close(drain_s))]
+        if leaving or self._tasks:
+            await asyncio.wait([*leaving, *self._tasks], timeout=drain_s + _CLOSE_S)
 
     async def _open_warm(self) -> AsyncEngine:
         settings, is_warm = self._settings, threading.Event()
@@ -227,6 +229,7 @@ class Model:
             max_batch_tokens=settings.max_batch_tokens,
             max_queue_tokens=settings.max_queue_tokens,
             max_delay_ms=settings.max_delay_ms,
+            max_wait_s=settings.max_wait_s,
             timeout_s=settings.timeout_s,
             observe=observe,
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..artifact import RERANKER
-from ..errors import SbertInferError
+from ..errors import OverloadedError, SbertInferError
 from ..workers import Observe
 from .model import Model
 from .problems import Problem
@@ -67,6 +67,11 @@ class Models:
     def ready(self) -> bool:
         """Whether requests should be sent here."""
         return not self.draining and all(model.ready for model in self._models)
+
+    def refusal(self) -> OverloadedError | None:
+        """What a request for one text would get now from any of them, if that is a refusal."""
+        refusals = [model.engine.refusal() if model.is_open else None for model in self._models]
+        return refusals[0] if all(refusals) else None
 
     async def open(self) -> None:
         """Open all, one after the other."""

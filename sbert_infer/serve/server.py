@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _OTHER_FILES = 100
+_HANDSHAKE_S = 2.0  # for those who were about to be accepted when the server was told to stop
 
 
 class Server:
@@ -42,6 +44,7 @@ class Server:
         self._uvicorn: _Uvicorn | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._until = 0.0  # when to end, whatever is still under way
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self) -> None:
@@ -68,20 +71,21 @@ class Server:
 
     async def _stop(self) -> None:
         logger.info("stopping: requests under way have %g s to end", self.settings.drain_s)
+        self._until = time.monotonic() + self.settings.drain_delay_s + self.settings.drain_s
         await asyncio.sleep(self.settings.drain_delay_s)
         if self._uvicorn is not None:
             self._uvicorn.should_exit = True
 
     async def _run(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
+        self._handle_signals()
         await self.models.open()
         self.metrics.watch(self.models)
         self._uvicorn = _Uvicorn(_config(self), lambda: self._announce(listener))
-        self._handle_signals()
         try:
             await self._uvicorn.serve(sockets=[listener])
         finally:
-            await self.models.close(self.settings.drain_s if self._stopping else 0.0)
+            await self.models.close(max(0.0, self._until - time.monotonic()))
             logger.info("stopped")
 
     def _announce(self, listener: socket.socket) -> None:
@@ -103,11 +107,13 @@ class Server:
             return  # not the main thread, or a system without signals
 
     def _on_stop_signal(self, number: int) -> None:
-        if self._stopping is not None:
-            os._exit(128 + number)  # asked twice: now, whatever runs
+        if self._stopping is not None or self._uvicorn is None:
+            os._exit(128 + number)  # asked twice, or before anything was served: now, whatever runs
         self.stop()
 
     def _on_reload_signal(self) -> None:
+        if self._uvicorn is None:
+            return  # the models are being opened
         task = asyncio.ensure_future(self._reload())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -135,10 +141,14 @@ class _Uvicorn(uvicorn.Server):
         waiting = [connection for listener in sockets or [] for connection in _accept_all(listener)]
         for server in self.servers:
             server.close()
-        for connection in waiting:
-            loop, config = asyncio.get_running_loop(), self.config
-            protocol = partial(config.http_protocol_class, config, self.server_state, {})  # type: ignore[call-arg]
-            await loop.connect_accepted_socket(protocol, connection, ssl=config.ssl)
+        loop, config = asyncio.get_running_loop(), self.config
+        protocol = partial(config.http_protocol_class, config, self.server_state, {})  # type: ignore[call-arg]
+        welcomes = [
+            asyncio.ensure_future(loop.connect_accepted_socket(protocol, connection, ssl=config.ssl))
+            for connection in waiting
+        ]
+        if welcomes:
+            await asyncio.wait(welcomes, timeout=_HANDSHAKE_S)
         await super().shutdown(sockets)
 
     @contextmanager

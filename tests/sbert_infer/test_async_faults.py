@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from sbert_infer import AsyncEngine, Engine, EngineError, TextError, WorkerError
+from sbert_infer.workers import Workers
 from tests.checkpoints import TEXTS
 from tests.fake_backend import FakeBackend, Gate, Vectors, install, run, until
 
@@ -128,6 +129,31 @@ def test_a_worker_that_hangs_is_replaced(small: Engine, fakes: list[FakeBackend]
             await until(lambda: fakes[0].closed)
             gate.opened.set()  # it comes back, and finds nobody waiting
             np.testing.assert_array_equal(await engine.encode("a bad text"), small.encode("a bad text"))
+
+    run(main)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_that_dies_on_its_way_is_replaced(
+    small: Engine, fakes: list[FakeBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, died = Workers._finish, threading.Event()
+
+    def die_once(self: Workers, *arguments: Any) -> None:
+        if died.is_set():
+            return finish(self, *arguments)
+        died.set()
+        raise SystemExit  # ends a thread without a word
+
+    monkeypatch.setattr(Workers, "_finish", die_once)
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            with pytest.raises(WorkerError, match="the worker that ran it died"):
+                await engine.encode("a cat")
+            await until(lambda: engine.ready and len(fakes) == 2)
+            np.testing.assert_array_equal(await engine.encode("a cat"), small.encode("a cat"))
+            assert engine.stats().restarts == 1
 
     run(main)
 

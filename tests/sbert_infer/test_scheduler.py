@@ -359,6 +359,23 @@ def test_with_nothing_ahead_any_deadline_is_tried() -> None:
     scheduler.check(100_000, 2.001, 2.0)
 
 
+def test_hundreds_may_wait_as_long_as_they_like_but_more_may_not() -> None:
+    scheduler = loaded(0)
+    for _ in range(255):
+        scheduler.add(request(128, arrival=1.0))
+    scheduler.check(10, math.inf, 1.0)
+    scheduler.add(request(128, arrival=1.0))
+    with pytest.raises(OverloadedError, match=r"too long: 256 requests, 5\d\.\d s") as refusal:
+        scheduler.check(10, math.inf, 1.0)
+    speed = scheduler.tokens_per_s
+    assert speed is not None
+    assert refusal.value.retry_after_s == pytest.approx((2 * 512 + 256 * 128) / speed - LIMITS.max_wait_s)
+    patient = loaded(0, replace(LIMITS, max_wait_s=60.0))
+    for _ in range(256):
+        patient.add(request(128, arrival=1.0))
+    patient.check(10, math.inf, 1.0)
+
+
 class Admitting(Simulation):
     """Asks, for each request, whether it is let in."""
 
@@ -399,6 +416,16 @@ def test_calls_that_are_let_in_are_done_in_time_at_five_times_the_load() -> None
     in_time = sum(done <= each.deadline for each, done in overloaded.finished.items())
     assert overloaded.refused + in_time >= 0.99 * len(requests)
     assert goodput(overloaded) >= 0.9 * goodput(peak)
+
+
+def test_when_a_flood_is_over_the_queue_is_soon_empty() -> None:
+    requests = [request(16, arrival=number / 3000, timeout=30.0) for number in range(30_000)]
+    flooded = Admitting(Scheduler(LIMITS))
+    flooded.run(requests)
+    waits = [done - each.arrival for each, done in flooded.finished.items()]
+    assert len(waits) + flooded.refused == len(requests)
+    assert flooded.refused > 0.7 * len(requests)  # it is five times what can be done
+    assert LIMITS.max_wait_s < max(waits) < 1.2 * LIMITS.max_wait_s
 
 
 def test_a_batch_that_was_abandoned_finishes_nobody() -> None:

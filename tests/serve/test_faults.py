@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -170,6 +171,28 @@ def test_overload_is_refused_at_once(
         assert "max_queue_tokens=200: send fewer" in never.json()["error"]["message"]
         gate.opened.set()
         assert [answer.result().status_code for answer in under_way] == [200] * 3
+
+
+def test_with_a_full_queue_a_request_is_not_even_read(
+    start_server: Callable[..., Running], fakes: list[FakeBackend], gate: Gate
+) -> None:
+    server = start_server()
+    fakes[0].fault = gate
+    with ThreadPoolExecutor(4) as threads:
+        under_way = hold_workers(server, gate, threads)
+        under_way.append(threads.submit(server.post, "/embed", {"inputs": ["a cat", "a dog"]}))
+        engine = server.server.models.first.engine
+        until(lambda: engine.stats().queued_texts == 2)
+        engine._scheduler.limits = replace(engine._scheduler.limits, max_queue_tokens=engine.stats().queued_tokens)
+        for path in ("/v1/embeddings", "/embed", "/"):
+            response = server.client.post(path, content=b"not even JSON", headers={"content-type": "application/json"})
+            assert response.status_code == 429, path
+            assert "retry-after-ms" in response.headers
+        assert server.post("/tokenize", {"inputs": "a cat"}).status_code == 200  # needs no queue
+        assert server.client.get("/health/ready").status_code == 200
+        gate.opened.set()
+        assert [answer.result().status_code for answer in under_way] == [200] * 3
+    assert server.post("/embed", {"inputs": "a cat"}).status_code == 200
 
 
 def test_a_deadline(start_server: Callable[..., Running], fakes: list[FakeBackend], gate: Gate) -> None:
