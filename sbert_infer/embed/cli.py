@@ -59,9 +59,7 @@ _NAMES = click.Choice(["text", "jsonl", "csv", "tsv", "parquet"])
 @click.option(
     "--compression",
     type=click.Choice(["zstd", "snappy", "none"]),
-    default="zstd",
-    show_default=True,
-    help="Of Parquet's other columns; vectors do not compress.",
+    help="Of Parquet's other columns; vectors do not compress. [zstd]",
 )
 @click.option(
     "--ray",
@@ -103,7 +101,7 @@ def _embed(
     prompt_name: str | None,
     prompt: str | None,
     format: str | None,
-    compression: str,
+    compression: str | None,
     workers: int | None,
     on_error: str,
     restart: bool,
@@ -118,10 +116,15 @@ def _embed(
     given: dict[str, object] = {"--ray-cpus": ray_cpus, "--ray-gpus": ray_gpus, "--ray-actors": ray_actors}
     if ray is not None:
         given = {"--format": format, "--workers": workers, "--limit": job_options["limit"]}
-        given |= {"--compression": None if compression == "zstd" else compression}
-        given |= {"--on-error fail": on_error == "fail" or None, "standard input": "-" in inputs or None}
+        given |= {
+            "--compression": compression,
+            "--on-error fail": on_error == "fail" or None,
+            "standard input": "-" in inputs or None,
+        }
     if wrong := [name for name, value in given.items() if value is not None]:
         raise EmbedError(f"{', '.join(wrong)} can't be used {'with' if ray else 'without'} --ray")
+    if ray is not None and ray not in ("auto", "local") and ":" not in ray:
+        raise EmbedError(f"{ray!r} is no address of a Ray cluster: give HOST:PORT, or --ray=auto before other words")
     command = _import("command")
     vectors = _import("job").Vectors(precision, normalize, truncate_dim, prompt_name, prompt)
     job = command.make_job(inputs, artifact, vectors=vectors, **job_options)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..engine import Engine
 from ..errors import EmbedError
 from ..pipeline import WINDOW_TEXTS
 from .blocks import Columns
+from .embedder import DenseEngine
 from .job import PART_TEXTS, Job, Vectors
 from .journal import Journal, open_journal
 from .progress import Progress
@@ -47,14 +47,16 @@ def make_job(
     )
 
 
-def make_output(path: Path, format: str | None, compression: str) -> Output:
+def make_output(path: Path, format: str | None, compression: str | None) -> Output:
     """The file to write."""
     found = format or OUTPUT_FORMATS.get(path.suffix.lower())
     if found is None:
         raise EmbedError(
             f"{path}: its name does not say what to write: end it in .parquet, .npy or .jsonl, or see --format"
         )
-    return Output(path, found, compression)
+    if found == "jsonl" and compression is not None:
+        raise EmbedError("--compression is for Parquet: leave it out, and compress the JSONL afterwards")
+    return Output(path, found, compression or Output.compression)
 
 
 def embed(
@@ -73,7 +75,7 @@ def embed(
         before = journal.stats.texts
         with Progress(journal.position.fraction, quiet=quiet) as progress:
             if not journal.is_complete:
-                with Engine(job.artifact, device=job.device, workers=workers, on_truncate="ignore") as engine:
+                with DenseEngine(job.artifact, device=job.device, workers=workers, on_truncate="ignore") as engine:
                     embed_parts(job, journal, engine, progress, stop_at_bad_row=stop_at_bad_row)
         journal.mark_finishing()
         write_bad_rows(target, journal.parts)
@@ -93,7 +95,7 @@ def _part_texts(part_rows: int | None) -> int:
 def _check_output(target: Output, job: Job, *, force: bool) -> None:
     if target.path.is_dir():
         raise EmbedError(f"{target.path} is a folder: name a file")
-    if any(target.path.absolute() == Path(source.path).absolute() for source in job.sources):
+    if any(target.path.resolve() == Path(source.path).resolve() for source in job.sources):
         raise EmbedError(f"{target.path} is also an input: choose another name")
     if target.path.exists() and not force:
         raise EmbedError(f"{target.path} exists: choose another name, or replace it with --force")

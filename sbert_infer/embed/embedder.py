@@ -9,13 +9,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..artifact import ENCODER
 from ..devices import Device
 from ..engine import Engine
 from ..precision import reduce_precision
 
-__all__ = ["Embedder"]
+__all__ = ["DenseEngine", "Embedder"]
 
 Array = npt.NDArray[Any]
+
+
+class DenseEngine(Engine):
+    """For artifacts that give an array of vectors, which is what a column can hold."""
+
+    _kinds, _name = (ENCODER,), "sbert-embed"
 
 
 class Embedder:
@@ -48,7 +55,7 @@ class Embedder:
                 f"precision {precision!r} needs the ranges of the whole corpus: use sbert-embed without Ray"
             )
         self.text_column, self.embedding_column, self.precision = text_column, embedding_column, precision
-        self.engine = Engine(artifact, device=device, workers=workers, on_truncate="ignore")
+        self.engine = DenseEngine(artifact, device=device, workers=workers, on_truncate="ignore")
         self._prompt_name, self._prompt, self._normalize, self._truncate_dim = (
             prompt_name,
             prompt,

@@ -20,7 +20,9 @@ from .tables import concat
 
 __all__ = ["BadRow", "Part", "Position", "cut_parts"]
 
-_MANY_BAD = 1 << 16  # rows; a part that has met as many ends early, so that memory stays flat
+# A part that has met as many bad rows, or as many characters, ends with its window, so that memory stays flat.
+_MANY_BAD = 1 << 16
+_MANY_CHARACTERS = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,11 @@ class Part:
                 line = block.lines[index] if block.lines else None
                 self.bad.append(BadRow(path, int(block.starts[index]), line, text))
 
+    def is_full(self, part_texts: int) -> bool:
+        """Whether it should end here, if it may."""
+        many = len(self.texts) >= part_texts or len(self.bad) >= _MANY_BAD
+        return many or sum(map(len, self.texts)) >= _MANY_CHARACTERS
+
     def carried(self) -> pa.Table:
         """The columns that go along, one row for each text."""
         return concat(self.tables)
@@ -82,12 +89,11 @@ def cut_parts(
     for index, block in _remaining(sources, columns, cursor):
         at = 0
         while at < len(block):
-            stop = _after_good(block, at, part_texts - len(part.texts))
+            stop = _after_good(block, at, WINDOW_TEXTS - len(part.texts) % WINDOW_TEXTS)
             part.add(block[at:stop], sources[index].path)
             cursor.advance(index, block[at:stop])
             at = stop
-            many_bad = len(part.bad) >= _MANY_BAD and len(part.texts) % WINDOW_TEXTS == 0
-            if len(part.texts) == part_texts or many_bad:
+            if len(part.texts) % WINDOW_TEXTS == 0 and part.is_full(part_texts):
                 part.end = cursor.position()
                 yield part
                 part = Part()

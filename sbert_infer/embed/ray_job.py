@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as pd
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 import ray
 from ray.data import ActorPoolStrategy, DataContext
 from ray.exceptions import RayError, RayTaskError
@@ -31,6 +32,7 @@ from .journal import describe_changes
 from .parts import Position, cut_parts
 from .ray_source import ERROR, TEXT, CorpusDatasource
 from .sources import Source, first_line, resolve
+from .tables import common_schema, conform
 
 __all__ = ["RayOptions", "embed_on_ray"]
 
@@ -55,7 +57,7 @@ def embed_on_ray(
         raise EmbedError(f"--precision {job.vectors.precision} needs the ranges of the whole corpus: not with --ray")
     folder = _Folder(output)
     folder.begin(job.fingerprint(), restart=restart, force=force)
-    next(cut_parts(job.sources[:1], job.columns, WINDOW_TEXTS, Position(), limit=1))  # raises if columns are missing
+    _check_columns(job)
     ray.init(address=options.address, ignore_reinit_error=True, log_to_driver=False, logging_level=logging.WARNING)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     try:
@@ -67,6 +69,15 @@ def embed_on_ray(
             f"on the cluster: {reason}; when that is mended, run the same command again to go on"
         ) from error
     return folder.finish()
+
+
+def _check_columns(job: Job) -> None:
+    """Raise before anything runs, if columns are missing or would be there twice."""
+    first = next(cut_parts(job.sources[:1], job.columns, WINDOW_TEXTS, Position(), limit=1))
+    own = {ERROR, TEXT, *([] if job.columns.id is None else [ROW])}
+    if clash := sorted(own & set(first.carried().schema.names)):
+        where = job.sources[0].path
+        raise EmbedError(f"{where} has a column {clash[0]!r}, as one of the output's: see --columns, --id-column")
 
 
 def _context(folder: _Folder, *, quiet: bool) -> DataContext:
@@ -163,13 +174,24 @@ class _Folder:
         path = f"{self.path}/{_HIDDEN}/checkpoint"
         return CheckpointConfig(ROW, path, override_filesystem=self.filesystem, delete_checkpoint_on_success=False)
 
+    def _unify(self) -> None:
+        """Blocks are read apart from each other: a field of JSON may be whole numbers in one, and text in another."""
+        files = pd.dataset(self.path, filesystem=self.filesystem, format="parquet").files
+        schemas = {path: pq.read_schema(path, filesystem=self.filesystem).remove_metadata() for path in files}
+        common = common_schema(schemas.values())
+        for path in [path for path, schema in schemas.items() if not schema.equals(common)]:
+            table = conform(pq.read_table(path, filesystem=self.filesystem, partitioning=None), common)
+            fresh = f"{self.path}/{_HIDDEN}/unified.parquet"
+            pq.write_table(table, fresh, filesystem=self.filesystem, compression="zstd")
+            self.filesystem.move(fresh, path)
+
     def finish(self) -> str:
-        """Count what is there, and remove what was only needed to go on."""
+        """Give all files the same columns, count what is there, and remove what was only needed to go on."""
+        self._unify()
         files = pd.dataset(self.path, filesystem=self.filesystem, format="parquet")
-        errors = files.to_table(columns=[ERROR])[ERROR] if files.files else pa.chunked_array([], pa.string())
-        bad = len(errors) - errors.null_count
+        rows, bad = files.count_rows(), files.count_rows(filter=pd.field(ERROR).is_valid()) if files.files else 0
         self.filesystem.delete_dir(f"{self.path}/{_HIDDEN}")
-        lines = [f"{self.name}  {len(errors) - bad:,} vectors in {len(files.files):,} files"]
+        lines = [f"{self.name}  {rows - bad:,} vectors in {len(files.files):,} files"]
         if bad:
             lines.append(f"  no vector  {bad:,} rows without a readable text: see column {ERROR!r}")
         return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -51,14 +52,26 @@ def concat(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def to_json(value: object) -> str:
-    """A value of any column as JSON: bytes in base64, dates in ISO 8601, what JSON lacks as text."""
-    return json.dumps(value, ensure_ascii=False, default=_plain)
+    """A value of any column as JSON: bytes in base64, dates in ISO 8601, NaN as null, what JSON lacks as text."""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=_plain, allow_nan=False)
+    except ValueError:
+        return json.dumps(_without_nan(value), ensure_ascii=False, default=_plain)
 
 
 def _plain(value: Any) -> object:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _without_nan(value: Any) -> object:
+    """NaN and infinity are no JSON; pandas writes them as null, too."""
+    if isinstance(value, dict):
+        return {name: _without_nan(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _json_array(values: Iterable[object]) -> pa.Array:

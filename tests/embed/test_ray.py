@@ -160,6 +160,7 @@ def test_embedder_refuses_what_needs_the_whole_corpus(small_onnx: Path) -> None:
         (["--ray", "--format", "npy"], "--format can't be used with --ray"),
         (["--ray", "--workers", "2"], "--workers can't be used with --ray"),
         (["--ray-cpus", "2"], "--ray-cpus can't be used without --ray"),
+        (["--ray", "in.parquet"], "'in.parquet' is no address of a Ray cluster"),
         (["--ray", "--precision", "int8"], "needs the ranges of the whole corpus"),
     ],
 )
@@ -171,6 +172,39 @@ def test_options_that_do_not_fit_are_refused(
         main([str(tmp_path / "in.txt"), str(small_onnx), "-o", str(tmp_path / "out.parquet"), *options])
     assert stopped.value.code == 1
     assert message in capsys.readouterr().err
+
+
+def test_columns_that_the_output_has_itself_are_refused(
+    tmp_path: Path, small_onnx: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "one", "error": "none", "row": 7}\n')
+    for number, (options, name) in enumerate(
+        [([], "row"), (["--id-column", "row"], "error"), (["--columns", "row"], "row")]
+    ):
+        with pytest.raises(SystemExit):
+            main(
+                [str(tmp_path / "in.jsonl"), str(small_onnx), "-o", str(tmp_path / f"{number}"), "--ray=auto", *options]
+            )
+        assert f"in.jsonl has a column {name!r}" in capsys.readouterr().err
+
+
+def test_all_files_get_the_same_columns(tmp_path: Path) -> None:
+    from sbert_infer.embed.ray_job import _Folder
+
+    folder = _Folder(str(tmp_path / "out"))
+    folder.begin({"a": 1}, restart=False, force=False)
+    blocks: list[dict[str, Any]] = [{"n": [1, 2], "error": [None, "x"]}, {"n": ["three"], "m": [0.5]}, {"n": [None]}]
+    for number, block in enumerate(blocks):
+        table = pa.table({"row": pa.array(range(number * 10, number * 10 + len(block["n"]))), **block})
+        table = table if "error" in block else table.append_column("error", pa.nulls(len(table), pa.string()))
+        pq.write_table(table, tmp_path / "out" / f"{number}.parquet")
+    assert "3 vectors in 3 files\n  no vector  1 rows" in folder.finish()
+    first, *others = [pq.read_schema(path).remove_metadata() for path in (tmp_path / "out").glob("*.parquet")]
+    assert all(other.equals(first) for other in others)
+    found = pq.read_table(tmp_path / "out").sort_by("row").to_pydict()
+    assert found["row"] == [0, 1, 10, 20]
+    assert found["n"] == ["1", "2", '"three"', None]  # JSON: the only type that holds them all
+    assert found["m"] == [None, None, 0.5, None]
 
 
 def test_a_folder_of_another_job_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from sbert_infer.embed import parts
 from sbert_infer.embed.blocks import Columns
 from sbert_infer.embed.parts import Part, Position, cut_parts
 from sbert_infer.embed.sources import find_sources
+from sbert_infer.embed.tables import to_json
 from sbert_infer.errors import EmbedError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)  # all that can be written: no lone surrogates
@@ -246,6 +248,26 @@ def test_nothing_but_bad_rows_stays_in_bounded_parts(tmp_path: Path, monkeypatch
     assert max(len(part.bad) for part in found) <= 1024
     assert sum(len(part.bad) for part in found) == 5000
     assert texts_of(found) == ["good"]
+
+
+def test_large_texts_stay_in_small_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "_MANY_CHARACTERS", 10 * WINDOW)
+    path = tmp_path / "a.txt"
+    path.write_text("a long text\n" * WINDOW + "short\n" * 4 * WINDOW)
+    found = list(cut_parts(find_sources([str(path)], None), Columns(), 4 * WINDOW, Position()))
+    assert [len(part.texts) for part in found] == [WINDOW, 2 * WINDOW, 2 * WINDOW, 0]
+    assert [part.end.rows for part in found] == [WINDOW, 3 * WINDOW, 5 * WINDOW, 5 * WINDOW]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": math.nan, "b": [1.5, math.inf]}, '{"a": null, "b": [1.5, null]}'),
+        ({"a": b"ab", "b": 0.1}, '{"a": "YWI=", "b": 0.1}'),
+    ],
+)
+def test_what_json_lacks(value: object, text: str) -> None:
+    assert to_json(value) == text
 
 
 def test_what_can_not_be_read_is_named(tmp_path: Path) -> None:
