@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .artifact import ENCODER, RERANKER
+from .artifact import ENCODER, RERANKER, SPARSE_ENCODER, check_kind
 from .call import CLOSED, Call, CallOptions, Encoded, within
 from .engine import Engine
 from .errors import EngineError, OverloadedError, TruncationError, WorkerError, warn
 from .pipeline import unique_texts
 from .scheduler import Limits, Scheduler
+from .sparse import is_sparse, sparse_rows
 from .texts import OnTruncate, Text, as_pairs, as_texts, characters, check_pairs, check_texts
 from .token_vectors import TokenVectors, check_has_tokens, token_vectors
 from .tokenizer import TokenizedTexts
@@ -79,7 +80,7 @@ class AsyncEngine:
         max_batch_tokens: int | None = None,
         max_queue_tokens: int = 2**20,
         max_delay_ms: float = 2.0,
-        max_wait_s: float = 2.0,
+        max_wait_s: float = 1.5,
         timeout_s: float = 30.0,
         hang_timeout_s: float = 20.0,
         observe: Observe = lambda name, value: None,
@@ -109,6 +110,7 @@ class AsyncEngine:
             raise ValueError(f"max_delay_ms must be at least 0, got {max_delay_ms}")
         self._owns = not isinstance(model, Engine)
         self.engine = model if isinstance(model, Engine) else _AnyEngine(model, max_batch_tokens=max_batch_tokens)
+        check_kind(self.engine._artifact, _AnyEngine._kinds, _AnyEngine._name)
         self.timeout_s = timeout_s
         self._observe = _guarded(observe)
         self._pipeline = self.engine._open()
@@ -167,7 +169,8 @@ class AsyncEngine:
             on_truncate=on_truncate,
             timeout_s=timeout_s,
         )
-        return encoded.vectors
+        vectors: Vectors = encoded.vectors
+        return vectors
 
     async def encode_counted(
         self,
@@ -237,6 +240,28 @@ class AsyncEngine:
         with self._counted(len(known), arrival):
             if not known:
                 return Encoded(np.empty((0, options.dim), np.float32), 0, 0)
+            return await self._encode(known, options, arrival)
+
+    async def encode_sparse(
+        self,
+        texts: Sequence[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *,
+        on_truncate: OnTruncate | None = None,
+        timeout_s: float | None = None,
+    ) -> Encoded:
+        """The vectors of a sparse encoder, which are `SparseRows`: see `to_csr`. Raises as `encode` does."""
+        arrival = time.monotonic()
+        self._require(SPARSE_ENCODER, "encode")
+        options = self._options(
+            arrival, self.engine._resolve_prompt(prompt, prompt_name), None, False, on_truncate, timeout_s
+        )
+        known: list[Text] = list(texts)
+        check_texts(known)
+        with self._counted(len(known), arrival):
+            if not known:
+                return Encoded(sparse_rows(self.engine.manifest)(0), 0, 0)
             return await self._encode(known, options, arrival)
 
     async def token_vectors(
@@ -361,7 +386,8 @@ class AsyncEngine:
     def _require(self, kind: str, right: str) -> None:
         found = self.engine.manifest.kind
         if found != kind:
-            what = "a reranker" if found == RERANKER else "a sentence encoder"
+            what = {RERANKER: "a reranker", SPARSE_ENCODER: "a sparse encoder"}.get(found, "a sentence encoder")
+            right = "encode_sparse" if found == SPARSE_ENCODER else right
             raise EngineError(f"{self.engine.manifest.name} is {what}: use {right}")
 
     async def _encode(self, texts: list[Text], options: CallOptions, arrival: float) -> Encoded:
@@ -385,11 +411,12 @@ class AsyncEngine:
         self._counts["truncated"] += (cut := int(truncated.sum()))
         if cut:
             self._deal_with_truncation(truncated, options.on_truncate)
-        dim = self._pipeline.dim
-        call = Call(tokenized, inverse, options, arrival=arrival, prompt_length=prompt_length, dim=dim)
+        manifest, texts = self.engine.manifest, len(tokenized.lengths)
+        rows = sparse_rows(manifest)(texts) if is_sparse(manifest) else np.empty((texts, manifest.dim), np.float32)
+        call = Call(tokenized, inverse, options, arrival=arrival, prompt_length=prompt_length, rows=rows)
         return Encoded(await self._wait_for(call), tokens, cut)
 
-    async def _wait_for(self, call: Call) -> Vectors:
+    async def _wait_for(self, call: Call) -> Any:
         """Queue a call, and wait for what becomes of it."""
         with self._workers.changed:
             self._check(call.tokens, call.deadline)
@@ -457,7 +484,7 @@ class AsyncEngine:
 class _AnyEngine(Engine):
     """For an artifact of either kind."""
 
-    _kinds, _name = (ENCODER, RERANKER), "AsyncEngine"
+    _kinds, _name = (ENCODER, RERANKER, SPARSE_ENCODER), "AsyncEngine"
 
 
 def _guarded(observe: Observe) -> Observe:

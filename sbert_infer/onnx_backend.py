@@ -6,8 +6,10 @@ first worth it. See docs/adr/0007 for the measurements behind this.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +28,9 @@ __all__ = ["OnnxBackend"]
 _MAX_BATCH_TOKENS = 512
 # The second session holds the weights once more: not for models whose file is larger than this.
 _MAX_SECOND_SESSION_BYTES = 512 * 2**20
+# Nor while runs overlap now and then: one that begins beside a multi-threaded run takes a core from it, and all of its
+# threads wait for the one that has none, at each of a hundred steps.
+_CALM_S = 0.5
 
 
 class OnnxBackend:
@@ -52,6 +57,7 @@ class OnnxBackend:
         self._graph = Graph.of(self._session)
         self._lock = threading.Lock()
         self._running = 0
+        self._overlapped = -math.inf  # when a run last began beside another
         self._lone_runs = 0
         self._lone_session: Any = None
         _before_fork(self._drop_lone_session)
@@ -107,10 +113,13 @@ class OnnxBackend:
             self._share_cores = False
 
     def _begin(self, alone: bool) -> Any:
-        """The session for the next run: the multi-threaded one if nothing else runs. Its first use is not worth it."""
+        """The session for the next run: the multi-threaded one if runs come one by one. Its first use is not worth it."""
         with self._lock:
             self._running += 1
-            if not (alone and self._share_cores and self._running == 1):
+            now = time.monotonic()
+            if self._running > 1:
+                self._overlapped = now
+            if not (alone and self._share_cores and now - self._overlapped > _CALM_S):
                 return self._session
             self._lone_runs += 1
             if self._lone_session is None and self._lone_runs > 1:

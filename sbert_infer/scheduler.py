@@ -49,7 +49,7 @@ class Limits:
     edges: tuple[int, ...] | None = None
     max_queue_tokens: int = 2**20
     max_delay_s: float = 0.002
-    max_wait_s: float = 2.0
+    max_wait_s: float = 1.5
 
     @cached_property
     def quantum(self) -> int:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ExceptionHandler
 
+from ..artifact import RERANKER, SPARSE_ENCODER
 from ..errors import SbertInferError
 from .answers import json_response
 from .body import refuse
@@ -25,6 +26,7 @@ from .problems import Problem, problem_of
 from .reranking import Reranking
 from .room import Room
 from .settings import Settings
+from .sparse import Sparse
 from .tei import Tei
 from .watch import Watch, log_lost
 
@@ -38,8 +40,12 @@ def make_app(models: Models, settings: Settings, metrics: Metrics) -> Starlette:
         *Tei(models, settings).operations(),
         *Probes(models, settings, metrics).operations(),
     ]
-    reranking = Reranking(models, settings).operations()
-    operations = [*operations, *reranking, _description(operations, reranking, models, settings)]
+    special = {
+        RERANKER: Reranking(models, settings).operations(),
+        SPARSE_ENCODER: Sparse(models, settings).operations(),
+    }
+    everything = [*operations, *(operation for some in special.values() for operation in some)]
+    operations = [*everything, _description(operations, special, models, settings)]
     paths = {operation.path for operation in operations}
     running = {operation.path for operation in operations if set(RUNS) <= set(operation.problems)}
     app = Starlette(
@@ -58,12 +64,14 @@ def make_app(models: Models, settings: Settings, metrics: Metrics) -> Starlette:
 
 
 def _description(
-    operations: list[Operation], reranking: list[Operation], models: Models, settings: Settings
+    operations: list[Operation], special: dict[str, list[Operation]], models: Models, settings: Settings
 ) -> Operation:
     """What describes the others. Made anew each time: a reload may bring other prompts or dimensions."""
 
     async def handler(request: Request) -> Response:
-        served = [*operations, *(reranking if models.has_rerankers else [])]  # without a reranker they refuse
+        # Without a model of their kind the special ones refuse.
+        used = [operation for kind, some in special.items() if models.has(kind) for operation in some]
+        served = [*operations, *used]
         return json_response(describe([*served, own], models.values, with_keys=bool(settings.keys)))
 
     own = Operation("GET", "/openapi.json", "Pages", "This description", handler, dict)

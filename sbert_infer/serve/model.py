@@ -13,7 +13,7 @@ from pathlib import Path
 
 import tokenizers
 
-from ..artifact import ENCODER, RERANKER, TOKENS
+from ..artifact import ENCODER, RERANKER, SPARSE_ENCODER, TOKENS
 from ..async_engine import AsyncEngine, AsyncStats
 from ..call import Encoded
 from ..texts import Pair
@@ -26,6 +26,11 @@ __all__ = ["EncodeOptions", "Model"]
 
 _COUNTS = ("requests", "texts", "tokens", "truncated", "batches", "batch_tokens", "padded_tokens", "restarts")
 
+_KINDS = {
+    ENCODER: "a sentence encoder: use /embed",
+    RERANKER: "a reranker: use /rerank or /predict",
+    SPARSE_ENCODER: "a sparse encoder: use /embed_sparse",
+}
 _CLOSE_S = 2.0  # for what has ended to be freed
 
 # In the answer to one request for token vectors: some 50 MB of JSON.
@@ -135,6 +140,14 @@ class Model:
                 max_tokens=_MAX_TOKEN_NUMBERS // manifest.dim,
             )
 
+    async def encode_sparse(self, texts: Sequence[str], options: EncodeOptions) -> Encoded:
+        """The vectors of a sparse encoder. As in `encode`, no await before the engine has the call."""
+        self.require(SPARSE_ENCODER)
+        with _plain_problems():
+            return await self.engine.encode_sparse(
+                texts, options.prompt_name, on_truncate="ignore" if options.truncate else "error"
+            )
+
     async def predict(self, pairs: Sequence[Pair], *, truncate: bool) -> Encoded:
         """The scores of pairs, before any activation. As in `encode`, no await before the engine has the call."""
         self.require(RERANKER)
@@ -152,10 +165,9 @@ class Model:
         return self.engine.engine.manifest.labels
 
     def require(self, kind: str) -> None:
-        """Refuse a route for the other kind of model."""
+        """Refuse a route for another kind of model."""
         if self.kind != kind:
-            right = "a reranker: use /rerank or /predict" if kind == ENCODER else "a sentence encoder: use /embed"
-            raise Problem("not_supported", f"model {self.name} is {right}")
+            raise Problem("not_supported", f"model {self.name} is {_KINDS[self.kind]}")
 
     def check_direction(self, direction: str | None) -> None:
         """Refuse to cut texts at the other end than the model does."""
@@ -254,6 +266,8 @@ async def _run_once(engine: AsyncEngine) -> None:
     """Something ordinary, to see that the model runs."""
     if engine.engine.manifest.kind == RERANKER:
         await engine.predict_counted([("An ordinary question?", "An ordinary answer.")], on_truncate="ignore")
+    elif engine.engine.manifest.kind == SPARSE_ENCODER:
+        await engine.encode_sparse(["An ordinary sentence, to see that the model runs."], on_truncate="ignore")
     else:
         await engine.encode("An ordinary sentence, to see that the model runs.", on_truncate="ignore")
 

@@ -61,7 +61,11 @@ class Models:
     @property
     def has_rerankers(self) -> bool:
         """Whether there is one."""
-        return any(model.kind == RERANKER for model in self._models)
+        return self.has(RERANKER)
+
+    def has(self, kind: str) -> bool:
+        """Whether there is one of this kind."""
+        return any(model.kind == kind for model in self._models)
 
     @property
     def ready(self) -> bool:

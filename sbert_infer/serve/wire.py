@@ -11,6 +11,7 @@ from .settings import MAX_INPUTS
 __all__ = [
     "EmbedAllRequest",
     "EmbedRequest",
+    "EmbedSparseRequest",
     "Embedding",
     "EmbeddingList",
     "EmbeddingRequest",
@@ -31,6 +32,7 @@ __all__ = [
     "SimilarityInputs",
     "SimilarityOptions",
     "SimilarityRequest",
+    "SparseValue",
     "TeiError",
     "Token",
     "TokenEmbedRequest",
@@ -168,6 +170,10 @@ class EmbedAllRequest(Struct, forbid_unknown_fields=True):
     model: ModelName | None = None
 
 
+class EmbedSparseRequest(EmbedAllRequest):
+    """A request for sparse embeddings."""
+
+
 class TokenEmbedRequest(EmbedRequest, kw_only=True):
     """The same, of token ids. Only with `--allow-token-ids`."""
 
@@ -248,6 +254,13 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True):
     add_special_tokens: bool = True
     prompt_name: PromptName | None = None
     model: ModelName | None = None
+
+
+class SparseValue(Struct):
+    """A number of a sparse embedding, and its dimension."""
+
+    index: int
+    value: float
 
 
 class Token(Struct):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 
-from sbert_infer import EngineError
+from sbert_infer import EngineError, onnx_backend
 from sbert_infer.onnx_backend import OnnxBackend
 from sbert_infer.onnx_cuda_backend import OnnxCudaBackend
 from sbert_infer.onnx_model import FileModel, OnnxModel, PlanModel, open_session
@@ -27,6 +28,31 @@ def test_a_batch_that_can_not_run(small_onnx: Path) -> None:
     backend.close()
     with pytest.raises(EngineError, match="closed"):
         backend.run(mask, mask)
+
+
+def test_all_cores_are_for_runs_that_come_one_by_one(small_onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = OnnxBackend(FileModel(small_onnx))
+    backend._share_cores = True  # also where there is only one core
+    threads: list[int] = []  # of the sessions that were used
+
+    class Noting:
+        def __init__(self, threads: int) -> None:
+            self.threads = threads
+
+        def run(self, *_: object) -> list[Any]:
+            threads.append(self.threads)
+            return [np.zeros((1, 4), np.float32)]
+
+    backend._session, backend._lone_session = Noting(1), Noting(2)
+    ids, now = np.ones((1, 3), np.int64), [100.0]
+    monkeypatch.setattr(onnx_backend.time, "monotonic", lambda: now[0])
+    backend.run(ids, ids, alone=True)
+    backend._begin(alone=True)  # begins, and goes on
+    backend.run(ids, ids, alone=True)
+    backend._running -= 1
+    for now[0] in (100.1, 100.4, 100.6):
+        backend.run(ids, ids, alone=True)
+    assert threads == [2, 1, 1, 1, 2]
 
 
 def test_a_file_that_onnxruntime_can_not_load(tmp_path: Path) -> None:
