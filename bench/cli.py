@@ -12,6 +12,7 @@ import click
 
 from sbert_infer import __version__
 from sbert_infer.bench.console import (
+    DATASET,
     FILE,
     OUTPUT,
     check_outputs,
@@ -32,6 +33,8 @@ Examples:
   sbert-bench model.onnx model.int8.onnx --workload short --workload long
   sbert-bench model.onnx --texts mine.txt --latency --html report.html
   sbert-bench model.onnx --sts sts-test.tsv --json today.json
+  sbert-bench model.onnx --only-quality --sts STS12.jsonl --sts STS13.jsonl --beir scifact/
+  sbert-bench reranker.onnx                        pairs/s against CrossEncoder
   sbert-bench model.onnx --rivals-python .venv-rivals/bin/python
   sbert-bench compare before.json after.json       what got slower
   sbert-bench --serve http://127.0.0.1:8080        load on a server, see sbert-bench --serve --help
@@ -54,7 +57,22 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each contestant.")
 @click.option("--seed", type=int, default=0, show_default=True, help="For the making of texts.")
 @click.option("--latency", is_flag=True, help="Also one text at a time: p50, p95, p99.")
-@click.option("--sts", type=FILE, help="STS benchmark file, tab-separated: adds the Spearman correlation.")
+@click.option(
+    "--sts", multiple=True, type=DATASET, help="Pairs with scores: adds the Spearman correlation; repeatable."
+)
+@click.option(
+    "--pairs",
+    multiple=True,
+    type=DATASET,
+    help="Pairs with labels 0 or 1: adds the average precision; repeatable.",
+)
+@click.option(
+    "--beir",
+    multiple=True,
+    type=DATASET,
+    help="Folder in BEIR's layout: adds nDCG@10, recall, MRR@10; repeatable.",
+)
+@click.option("--only-quality", is_flag=True, help="Measure no speed, only what --sts, --pairs and --beir give.")
 @click.option("--only", multiple=True, metavar="NAME", help="Contestants with NAME in their name; may be repeated.")
 @click.option(
     "--rivals-python",
@@ -77,7 +95,10 @@ def run(
     rounds: int,
     seed: int,
     latency: bool,
-    sts: Path | None,
+    sts: tuple[Path, ...],
+    pairs: tuple[Path, ...],
+    beir: tuple[Path, ...],
+    only_quality: bool,
     only: tuple[str, ...],
     rivals_python: str | None,
     trust_remote_code: bool,
@@ -92,16 +113,20 @@ def run(
         from sbert_infer.bench.table import render_table
 
         check_outputs(json_file, html_file)
+        if only_quality:
+            _check_only_quality(bool(sts or pairs or beir), bool(workloads or texts_file or latency))
         settings = Settings(
             rounds=rounds,
             seed=seed,
             latency_texts=_LATENCY_TEXTS if latency else 0,
             sts=sts,
+            pairs=pairs,
+            beir=beir,
             rivals_python=_interpreter(rivals_python),
             only=only,
             trust_remote_code=trust_remote_code,
         )
-        texts = make_workloads(workloads, texts_file, num_texts, seed)
+        texts = {} if only_quality else make_workloads(workloads, texts_file, num_texts, seed)
         subject = open_subject(sources, checkpoint, folder, trust_remote_code=trust_remote_code, announce=progress)
         results = run_session(subject, texts, settings, folder, progress)
     with plain_errors():
@@ -147,6 +172,15 @@ def main() -> None:
 
 
 _LATENCY_TEXTS = 100
+
+
+def _check_only_quality(has_data: bool, has_speed: bool) -> None:
+    from sbert_infer.bench.subject import BenchError
+
+    if not has_data:
+        raise BenchError("--only-quality needs data: add --sts, --pairs or --beir")
+    if has_speed:
+        raise BenchError("--only-quality measures no speed: leave out --workload, --texts and --latency")
 
 
 def _interpreter(path: str | None) -> str:

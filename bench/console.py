@@ -15,6 +15,7 @@ from sbert_infer.errors import SbertInferError
 from sbert_infer.files import staged
 
 __all__ = [
+    "DATASET",
     "FILE",
     "OUTPUT",
     "check_outputs",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+DATASET = click.Path(exists=True, path_type=Path)  # a file, or a folder
 OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 Command = TypeVar("Command", bound=Callable[..., object])

@@ -1,8 +1,9 @@
 """How each contestant is loaded and called. Runs inside `worker.py`, maybe in an interpreter without sbert_infer.
 
 So it imports the standard library and numpy only; every other library is imported by the loader that needs it.
-A loader takes the `Spec` that rivals.py wrote and gives an `Encode`: texts and a batch size (None: the library's own
-default) to vectors [texts, dim]. What a loader does beyond that is what the library's own documentation says to do.
+A loader takes the `Spec` that rivals.py wrote and gives an `Encode`: texts, a batch size (None: the library's own
+default) and a prompt (None: the model's default) to vectors [texts, dim]. What a loader does beyond that is what the
+library's own documentation says to do.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import platform
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 Vectors = npt.NDArray[Any]
 Spec = dict[str, Any]
-Encode = Callable[[list[str], int | None], Vectors]
+Encode = Callable[[list[str], int | None, str | None], Vectors]
 
 
 class UnsupportedError(Exception):
@@ -36,8 +36,8 @@ def load_engine(spec: Spec) -> Encode:
 
     engine = Engine(spec["artifact"], device=spec.get("device"), on_truncate="ignore")
 
-    def encode(texts: list[str], batch_size: int | None) -> Vectors:
-        vectors: Vectors = engine.encode(texts, batch_size=batch_size)
+    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
+        vectors: Vectors = engine.encode(texts, prompt=prompt, batch_size=batch_size)
         return vectors
 
     encode.padding = lambda: engine.last_stats.padding  # type: ignore[attr-defined]
@@ -55,25 +55,27 @@ def load_eager(spec: Spec) -> Encode:
         spec["checkpoint"], max_length=spec.get("max_length"), trust_remote_code=spec.get("trust_remote_code", False)
     )
     reference = load_reference(checkpoint)
-    prompt = checkpoint.prompts[checkpoint.default_prompt_name] if checkpoint.default_prompt_name else ""
+    default = checkpoint.prompts[checkpoint.default_prompt_name] if checkpoint.default_prompt_name else ""
     if spec.get("attention"):
         encoder: Any = reference.encoder
         encoder.set_attn_implementation(spec["attention"])
     if spec.get("device", "cpu") != "cpu":
-        return _on_device(reference.to(spec["device"], getattr(torch, spec["dtype"])), prompt, spec["device"])
+        return _on_device(reference.to(spec["device"], getattr(torch, spec["dtype"])), default, spec["device"])
 
-    def encode(texts: list[str], batch_size: int | None) -> Vectors:
-        vectors = reference.encode(texts, prompt=prompt, batch_size=batch_size or 32)
+    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
+        wanted = default if prompt is None else prompt
+        vectors = reference.encode(texts, prompt=wanted, batch_size=batch_size or 32)
         return vectors[:, : checkpoint.truncate_dim]
 
     return encode
 
 
-def _on_device(reference: Any, prompt: str, device: str) -> Encode:
+def _on_device(reference: Any, default: str, device: str) -> Encode:
     import torch
 
     @torch.inference_mode()
-    def encode(texts: list[str], batch_size: int | None) -> Vectors:
+    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
+        prompt = default if prompt is None else prompt
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         size = batch_size or 32
         parts = []
@@ -98,10 +100,11 @@ def load_onnxruntime(spec: Spec) -> Encode:
     manifest = artifact.manifest
     tokenizer = Tokenizer(artifact.tokenizer_json, manifest.max_length, manifest.truncation_side)
     session = onnxruntime.InferenceSession(spec["artifact"], providers=["CPUExecutionProvider"])
-    prompt = manifest.prompts[manifest.default_prompt_name] if manifest.default_prompt_name else ""
-    fixed = {} if manifest.include_prompt else {"prompt_length": np.array(tokenizer.prompt_length(prompt))}
+    default = manifest.prompts[manifest.default_prompt_name] if manifest.default_prompt_name else ""
 
-    def encode(texts: list[str], batch_size: int | None) -> Vectors:
+    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
+        prompt = default if prompt is None else prompt
+        fixed = {} if manifest.include_prompt else {"prompt_length": np.array(tokenizer.prompt_length(prompt))}
         parts, size = [], batch_size or 32
         for start in range(0, len(texts), size):
             batch = tokenizer([prompt + text for text in texts[start : start + size]])
@@ -134,9 +137,9 @@ def load_sentence_transformers(spec: Spec) -> Encode:
     if spec.get("max_length"):
         model.max_seq_length = spec["max_length"]
 
-    def encode(texts: list[str], batch_size: int | None) -> Vectors:
+    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
         options = {"batch_size": batch_size} if batch_size else {}
-        vectors: Vectors = model.encode(texts, show_progress_bar=False, **options)
+        vectors: Vectors = model.encode(texts, prompt=prompt, show_progress_bar=False, **options)
         return vectors
 
     return encode
@@ -160,7 +163,8 @@ def load_fastembed(spec: Spec) -> Encode:
     )
     model = TextEmbedding("sbert-bench/subject", specific_model_path=spec["model"], cuda=False)
 
-    def encode(texts: list[str], batch_size: int | None) -> Vectors:
+    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
+        texts = [(prompt or "") + text for text in texts]
         return np.stack(list(model.embed(texts, **({"batch_size": batch_size} if batch_size else {}))))
 
     return encode
@@ -181,7 +185,8 @@ def load_infinity(spec: Spec) -> Encode:
         loop.run_until_complete(engine.astart())
         return engine
 
-    def encode(texts: list[str], batch_size: int | None) -> Vectors:
+    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
+        texts = [(prompt or "") + text for text in texts]
         if batch_size not in engines:
             for engine in engines.values():
                 loop.run_until_complete(engine.astop())
@@ -200,15 +205,15 @@ def load_fake(spec: Spec) -> Encode:
     """Stands in for a library that misbehaves, so that the benchmark's own tests can watch how it is dealt with."""
     right = load_engine(spec)
 
-    def encode(texts: list[str], batch_size: int | None) -> Vectors:
+    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
         if len(texts) == 1:  # it loads well
-            return right(texts, batch_size)
+            return right(texts, batch_size, prompt)
         if spec["fault"] == "crash":
             raise SystemExit("the fake contestant was told to crash")
         if spec["fault"] == "error":
             raise RuntimeError("the fake contestant was told to fail")
         print("chatter on stdout, which must not disturb the protocol")
-        return np.roll(right(texts, batch_size), 1, axis=0)
+        return np.roll(right(texts, batch_size, prompt), 1, axis=0)
 
     return encode
 
@@ -256,68 +261,3 @@ def quantization_config() -> str:
     except OSError:
         return "avx2"
     return next((name for name in ("avx512_vnni", "avx512", "avx2") if name in flags), "avx2")
-
-
-# A fact about the subject -------------------------------------------------------------------------------------------
-
-
-def describe_checkpoint(spec: Spec) -> Spec:
-    """What the other contestants need to know of the checkpoint."""
-    from sbert_infer.export.checkpoint import read_checkpoint, weights_sha256
-    from sbert_infer.export.modules import NormalizeSpec, PoolingSpec
-
-    checkpoint = read_checkpoint(spec["checkpoint"], trust_remote_code=spec.get("trust_remote_code", False))
-    head = [type(module).__name__.removesuffix("Spec") for module in checkpoint.modules]
-    plain = (PoolingSpec, NormalizeSpec)
-    return {
-        "model": str(checkpoint.path.resolve()),
-        "weights_sha256": weights_sha256(checkpoint),
-        "pooling": "+".join(checkpoint.pooling.modes),
-        "head": ", ".join(
-            name for name, module in zip(head, checkpoint.modules, strict=True) if not isinstance(module, plain)
-        ),
-        "normalized": any(isinstance(module, NormalizeSpec) for module in checkpoint.modules),
-        "dim": checkpoint.dim,
-    }
-
-
-def flops_polynomial(spec: Spec) -> list[float]:
-    """Coefficients c, a, b of the operations for one text of n tokens: c + a n + b n^2.
-
-    Counted with plain attention, whose products PyTorch's counter knows. Three lengths settle three coefficients.
-    """
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from sbert_infer.export.checkpoint import read_checkpoint
-    from sbert_infer.export.reference import load_reference
-
-    checkpoint = read_checkpoint(spec["checkpoint"], trust_remote_code=spec.get("trust_remote_code", False))
-    reference = load_reference(checkpoint, attention="eager")
-    longest = min(64, checkpoint.max_length)
-    lengths = sorted({max(1, longest // 4), max(2, longest // 2), max(3, longest)})
-    counts = []
-    for length in lengths:
-        ids = torch.ones((1, length), dtype=torch.int64)
-        with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-            reference(ids, torch.ones_like(ids))
-        counts.append(counter.get_total_flops())
-    fitted = np.linalg.solve(np.vander(np.array(lengths, float), 3, increasing=True), np.array(counts, float))
-    coefficients: list[float] = fitted.tolist()
-    return coefficients
-
-
-def gemm_gflops(cores: int, sizes: tuple[int, ...] = (512, 1024, 2048)) -> float:
-    """The most FP32 operations a second that a matrix product reaches here, in 1e9."""
-    import torch
-
-    torch.set_num_threads(cores)
-    best = 0.0
-    for size in sizes:
-        left, right = torch.rand(size, size), torch.rand(size, size)
-        deadline = time.perf_counter() + 0.15
-        while time.perf_counter() < deadline:
-            start = time.perf_counter()
-            left @ right
-            best = max(best, 2 * size**3 / (time.perf_counter() - start))
-    return best / 1e9

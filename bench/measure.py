@@ -15,16 +15,26 @@ import numpy.typing as npt
 
 from sbert_infer.bench.remote import RemoteWorker, WorkerError
 from sbert_infer.bench.rivals import BATCH_SIZES, Contestant
-from sbert_infer.bench.stats import cosines, spearman
+from sbert_infer.bench.stats import correlation, cosines
 from sbert_infer.bench.subject import BenchError
+from sbert_infer.texts import Text
 
-__all__ = ["Entrant", "Meeting"]
+__all__ = ["Difference", "Entrant", "Meeting"]
 
 Vectors = npt.NDArray[Any]
 
 _WARM_UP_EVERY = 4  # a quarter of the texts
 _TUNE_TEXTS = 128
 _LATENCY_TURN = 10  # texts that a contestant encodes one by one before the next has its turn
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between the scores of an entrant and the reference's."""
+
+    max_abs: float
+    spread: float  # standard deviation of the reference's: what `max_abs` is to be seen against
+    correlation: float | None  # lowest over the labels; None for a few pairs, which have no meaningful one
 
 
 @dataclass
@@ -40,8 +50,8 @@ class Entrant:
     batch_size: int | None = None
     turns: list[dict[str, Any]] = field(default_factory=list)  # the worker's answers, one a round
     cosines: list[npt.NDArray[np.float64]] = field(default_factory=list)  # with the reference's vectors
+    differences: list[Difference] = field(default_factory=list)  # from the reference's scores, of rerankers
     latencies_ms: list[float] = field(default_factory=list)
-    spearman: float | None = None
 
     @property
     def runs(self) -> bool:
@@ -51,7 +61,7 @@ class Entrant:
     def start_over(self) -> None:
         """Forget what belongs to one workload."""
         self.same_as_own, self.batch_size = False, None
-        self.turns, self.cosines, self.latencies_ms = [], [], []
+        self.turns, self.cosines, self.differences, self.latencies_ms = [], [], [], []
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
         """Put a request to its worker."""
@@ -74,8 +84,10 @@ class Entrant:
 class Meeting:
     """All entrants, each in a process of its own. The first is the reference that the others are compared with."""
 
-    def __init__(self, folder: Path, rivals_python: str = sys.executable) -> None:
+    def __init__(self, folder: Path, rivals_python: str = sys.executable, *, pairs: bool = False) -> None:
+        """With `pairs`, texts are pairs of texts and vectors are scores."""
         self._folder = folder
+        self._pairs = pairs
         self._rivals_python = rivals_python
         self._prepared: dict[str, Mapping[str, Any] | WorkerError] = {}
         self._machine = RemoteWorker()  # measures the matrix product
@@ -91,14 +103,20 @@ class Meeting:
         self._check_reference()
         return entrant
 
-    def start_workload(self, texts: Sequence[str]) -> None:
-        """Hand out the texts."""
+    def start_workload(self, texts: Sequence[Text]) -> None:
+        """Hand out the texts, and forget the last workload."""
+        for entrant in self.entrants:
+            entrant.start_over()
+        self.peak_gflops = []
+        self.hand_out(texts)
+
+    def hand_out(self, texts: Sequence[Text]) -> None:
+        """Give everyone these texts."""
         file = self._folder / "texts.json"
         file.write_text(json.dumps(list(texts)), encoding="utf-8")
         for entrant in self.entrants:
-            entrant.start_over()
             entrant.attempt(lambda one: one.ask("texts", file=str(file)))
-        self.peak_gflops, self._reference = [], None
+        self._reference = None
 
     def warm_up(self, entrant: Entrant) -> None:
         """Find the batch size of a tuned entrant, then let it encode a part of the texts."""
@@ -130,7 +148,7 @@ class Meeting:
                 vectors = np.load(file)
                 file.unlink()
                 self._reference = vectors if self._reference is None else self._reference
-                _judge(entrant, vectors, self._reference)
+                self._judge(entrant, vectors)
 
     def keep_rounds(self, count: int) -> None:
         """Forget all but the first `count` rounds."""
@@ -153,17 +171,24 @@ class Meeting:
         file = self._vectors_file(entrant)
         entrant.attempt(lambda one: one.latencies_ms.extend(one.ask("latency", rows=rows, out=str(file))["ms"]))
         if file.exists() and self._reference is not None:
-            _judge(entrant, np.load(file), self._reference[rows])
+            self._judge(entrant, np.load(file), rows)
             file.unlink()
 
-    def correlate(self, entrant: Entrant, scores: Sequence[float], left: list[int], right: list[int]) -> None:
-        """The rank correlation of an entrant's cosines with people's scores, for pairs of the texts; not timed."""
+    def vectors(self, entrant: Entrant, prompt: str | None) -> Vectors | None:
+        """An entrant's vectors of all texts, compared with the reference's, which has its turn first; not timed.
+
+        None if it failed.
+        """
         file = self._vectors_file(entrant)
-        entrant.attempt(lambda one: one.ask("encode", out=str(file), batch_size=None, by_length=False))
-        if file.exists():
-            vectors = np.load(file)
-            file.unlink()
-            entrant.spearman = spearman(cosines(vectors[left], vectors[right]), scores)
+        entrant.attempt(lambda one: one.ask("encode", out=str(file), batch_size=None, by_length=False, prompt=prompt))
+        self._check_reference()
+        if not file.exists():
+            return None
+        vectors: Vectors = np.load(file)
+        file.unlink()
+        self._reference = vectors if self._reference is None else self._reference
+        self._judge(entrant, vectors)
+        return vectors
 
     def close(self) -> None:
         """Kill all workers."""
@@ -228,6 +253,16 @@ class Meeting:
     def _vectors_file(self, entrant: Entrant) -> Path:
         return self._folder / f"vectors{self.entrants.index(entrant)}.npy"
 
+    def _judge(self, entrant: Entrant, vectors: Vectors, rows: list[int] | None = None) -> None:
+        """Compare vectors, maybe of some texts only, with the reference's. Of another shape, each is a cosine of 0."""
+        assert self._reference is not None  # noqa: S101 - for mypy
+        expected = self._reference if rows is None else self._reference[rows]
+        if self._pairs:
+            entrant.differences.append(_difference(vectors, expected, whole=rows is None))
+        else:
+            same = vectors.shape == expected.shape
+            entrant.cosines.append(cosines(vectors, expected) if same else np.zeros(len(expected)))
+
     def _check_reference(self) -> None:
         if reason := self.entrants[0].failure:
             raise BenchError(f"the {self.entrants[0].contestant.name} reference can't run: {reason}")
@@ -248,7 +283,10 @@ def _configuration(entrant: Entrant) -> dict[str, Any]:
     return {"batch_size": entrant.batch_size, "by_length": entrant.contestant.tuned}
 
 
-def _judge(entrant: Entrant, vectors: Vectors, reference: Vectors) -> None:
-    """Note the cosines; vectors of another shape are a cosine of 0 each."""
-    same = vectors.shape == reference.shape
-    entrant.cosines.append(cosines(vectors, reference) if same else np.zeros(len(reference)))
+def _difference(scores: Vectors, reference: Vectors, *, whole: bool) -> Difference:
+    """Both [pairs, labels]. Scores of another shape are infinitely wrong."""
+    spread = float(reference.std(axis=0).mean()) or float(np.abs(reference).mean())  # of equal scores, their size
+    if scores.shape != reference.shape:
+        return Difference(float("inf"), spread, 0.0)
+    found = [correlation(a, b) for a, b in zip(scores.T, reference.T, strict=True)] if whole and len(scores) > 1 else []
+    return Difference(float(np.abs(scores - reference).max()), spread, min(found, default=None))

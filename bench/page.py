@@ -9,8 +9,8 @@ from html import escape
 from typing import Any
 
 from sbert_infer.bench.charts import latency_chart, quality_chart, throughput_chart
-from sbert_infer.bench.results import Results, Row, WorkloadFacts
-from sbert_infer.bench.table import cells, describe_stamp, describe_workload, notes
+from sbert_infer.bench.results import Results, Row
+from sbert_infer.bench.table import cells, describe_sections, describe_stamp, notes
 
 __all__ = ["html_page", "render_page", "subtitle"]
 
@@ -62,7 +62,7 @@ def render_page(results: Results) -> str:
         f'<p class="dim">{escape(subtitle(results.stamp))}</p>',
         _headline(results),
         _legend(results.rows),
-        *(_section(facts, results.of(facts.name)) for facts in results.workloads),
+        *(_section(name, line, results.of(name), results.noun) for name, line in describe_sections(results).items()),
         _stamp(results),
     ]
     return html_page(title, parts, asdict(results))
@@ -91,7 +91,7 @@ def _headline(results: Results) -> str:
     """What ours reach, in large figures."""
     boxes = [
         f"<div><b>{row.speed_up:.2f}x</b><span>{escape(row.contestant)}, {escape(row.workload)}<br>"
-        f"{row.texts_per_s:,.0f} texts/s against eager PyTorch</span></div>"
+        f"{row.texts_per_s:,.0f} {results.noun}/s against eager PyTorch</span></div>"
         for row in results.rows
         if row.ours and row.speed_up is not None
     ]
@@ -104,23 +104,22 @@ def _legend(rows: Sequence[Row]) -> str:
     return f'<div class="legend">{items}</div>'
 
 
-def _section(facts: WorkloadFacts, rows: Sequence[Row]) -> str:
-    parts = [
-        f"<section>\n<h2>{escape(facts.name)}</h2>",
-        f'<p class="dim">{escape(describe_workload(facts))}</p>',
-        "<h3>Throughput, median and spread over the rounds</h3>",
-        throughput_chart(rows),
-    ]
+def _section(name: str, description: str, rows: Sequence[Row], noun: str) -> str:
+    parts = [f"<section>\n<h2>{escape(name)}</h2>", f'<p class="dim">{escape(description)}</p>']
+    if any(row.texts_per_s is not None for row in rows):
+        parts += ["<h3>Throughput, median and spread over the rounds</h3>", throughput_chart(rows, noun)]
     if any(row.latency_ms for row in rows):
-        parts += ["<h3>Latency, one text at a time</h3>", latency_chart(rows)]
-    parts += ["<h3>Speed against quality</h3>", quality_chart(rows), "<h3>All figures</h3>", _table(rows)]
+        parts += [f"<h3>Latency, one {noun[:-1]} at a time</h3>", latency_chart(rows, noun)]
+    if plot := quality_chart(rows, noun):
+        parts += ["<h3>Speed against quality</h3>", plot]
+    parts += ["<h3>All figures</h3>", _table(rows, noun)]
     if lines := notes(rows):
         parts.append("<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>")
     return "\n".join([*parts, "</section>"])
 
 
-def _table(rows: Sequence[Row]) -> str:
-    headings, lines = cells(rows)
+def _table(rows: Sequence[Row], noun: str) -> str:
+    headings, lines = cells(rows, noun)
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join(_table_row(row, line) for row, line in zip(rows, lines, strict=True))
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -137,6 +136,7 @@ def _stamp(results: Results) -> str:
     lines = describe_stamp(results.stamp)
     if results.not_installed:
         lines.append(f"not installed: {', '.join(results.not_installed)}")
-    lines.append("of peak: share of the FP32 matrix product that the machine reaches, counting no padding")
+    if results.workloads:
+        lines.append("of peak: share of the FP32 matrix product that the machine reaches, counting no padding")
     items = "".join(f"<p>{escape(line)}</p>" for line in lines)
     return f'<section class="dim"><h2>Measured on</h2>{items}</section>'

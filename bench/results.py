@@ -7,11 +7,24 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from sbert_infer.artifact import RERANKER
 from sbert_infer.errors import SbertInferError
 
-__all__ = ["FORMAT_VERSION", "Results", "ResultsError", "Row", "WorkloadFacts", "load_results", "save_results"]
+__all__ = [
+    "FORMAT_VERSION",
+    "QUALITY",
+    "Results",
+    "ResultsError",
+    "Row",
+    "WorkloadFacts",
+    "load_results",
+    "save_results",
+]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 2: `quality` in place of `spearman`
+
+
+QUALITY = "quality"  # stands for the workload in rows of a run without any
 
 
 class ResultsError(SbertInferError):
@@ -57,7 +70,9 @@ class Row:
     file_mb: float | None = None
     min_cosine: float | None = None
     mean_cosine: float | None = None
-    spearman: float | None = None
+    max_error: float | None = None  # of a reranker's scores, before the activation
+    correlation: float | None = None  # of a reranker's scores with the reference's, lowest over labels and rounds
+    quality: dict[str, float] = field(default_factory=dict)  # "<dataset> <measure>" -> value
     latency_ms: dict[str, float] = field(default_factory=dict)  # p50, p95, p99 of one text at a time
 
 
@@ -72,10 +87,15 @@ class Results:
     format_version: int = FORMAT_VERSION
 
     def of(self, workload: str) -> list[Row]:
-        """A workload's rows: those that are right by speed, then the wrong, then the failed."""
+        """A workload's rows, or those of `QUALITY`: those that are right by speed, then the wrong, then the failed."""
         order = {"ok": 0, "wrong": 1, "failed": 2}
         rows = [row for row in self.rows if row.workload == workload]
         return sorted(rows, key=lambda row: (order[row.status], -(row.texts_per_s or 0)))
+
+    @property
+    def noun(self) -> str:
+        """What is encoded: texts, or, by a reranker, pairs of texts."""
+        return "pairs" if self.stamp.get("kind") == RERANKER else "texts"
 
     @property
     def ours_are_right(self) -> bool:
@@ -98,7 +118,15 @@ def load_results(path: Path) -> Results:
         content["workloads"] = [
             WorkloadFacts(**{**one, "peak_gflops": tuple(one["peak_gflops"])}) for one in content["workloads"]
         ]
-        content["rows"] = [Row(**row) for row in content["rows"]]
+        content["rows"] = [_row(row) for row in content["rows"]]
         return Results(**{entry.name: content[entry.name] for entry in fields(Results)})
     except (KeyError, TypeError, ValueError) as error:
         raise ResultsError(f"{path} does not hold results of sbert-bench ({type(error).__name__}: {error})") from error
+
+
+def _row(entries: dict[str, Any]) -> Row:
+    found = entries.pop("spearman", None)  # in format 1
+    row = Row(**entries)
+    if found is not None:
+        row.quality["Spearman"] = found
+    return row

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sbert_infer.artifact import Artifact
+from sbert_infer.artifact import RERANKER, Artifact
 from sbert_infer.plan import Plan
 
 __all__ = [
     "BATCH_SIZES",
     "EAGER",
+    "MAX_ERROR",
+    "MIN_CORRELATION",
     "MIN_COSINE",
     "PACKAGES",
     "TUNED",
@@ -29,6 +31,10 @@ BATCH_SIZES = (8, 16, 32, 64, 128)  # tried for each rival's tuned entry
 
 # Cosine with the eager reference's vector that every text must reach, by family. Below it, an entry is wrong.
 MIN_COSINE = {"fp32": 0.999, "fp16": 0.999, "int8": 0.95}
+# For rerankers: the largest error of a score, in standard deviations of the reference's scores, and how the scores must
+# correlate where rounding changes all of them.
+MAX_ERROR = {"fp32": 1e-3, "fp16": 1e-2}
+MIN_CORRELATION = {"fp32": 0.999, "fp16": 0.999, "int8": 0.95}
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,12 @@ class Contestant:
     own_batch_size: int | None = None  # texts; its default
     sorts: bool = False  # by length, by itself
     on_sigill: Mapping[str, str] = field(default_factory=dict)  # environment to try if the CPU refuses its code
+    same_graph: bool = False  # as another entry's: only its speed is of interest
+
+    @property
+    def own_quality(self) -> bool:
+        """Whether its vectors are worth examining beside those of the other entries."""
+        return not self.tuned and not self.same_graph
 
     def tuned_twin(self) -> Contestant:
         """The same library in a fair configuration."""
@@ -106,6 +118,8 @@ THIRD_PARTY = (
     ),
 )
 
+_OF_PAIRS = (dataclasses.replace(_st("CrossEncoder", "torch", None, (_ST,)), spec={"kind": "cross-encoder"}),)
+
 # Whose versions are part of a result.
 PACKAGES = tuple(
     sorted(
@@ -119,9 +133,12 @@ def line_up(artifacts: Sequence[Artifact], checkpoint: Mapping[str, Any], cuda: 
     """Every contestant, installed or not, the eager reference first. `checkpoint` is what its loaders need to know."""
     limit = {"max_length": artifacts[0].manifest.max_length}
     eager = Contestant(EAGER, "fp32", {"kind": "eager", **checkpoint, **limit}, own_batch_size=32, sorts=True)
-    own = [eager, *_on_cuda(eager, cuda), *_engines(artifacts, cuda["available"]), *_plain_onnxruntime(artifacts)]
-    rivals = [dataclasses.replace(rival, spec={**checkpoint, **limit, **rival.spec}) for rival in THIRD_PARTY]
-    return [*own, *rivals]
+    pairs = artifacts[0].manifest.kind == RERANKER
+    own = [eager, *_engines(artifacts, cuda["available"])]
+    if not pairs:
+        own = [eager, *_on_cuda(eager, cuda), *own[1:], *_plain_onnxruntime(artifacts)]
+    rivals = _OF_PAIRS if pairs else THIRD_PARTY
+    return [*own, *(dataclasses.replace(rival, spec={**checkpoint, **limit, **rival.spec}) for rival in rivals)]
 
 
 def not_installed(contestants: Iterable[Contestant], ours: Mapping[str, str], theirs: Mapping[str, str]) -> set[str]:
@@ -158,7 +175,8 @@ def _engines(artifacts: Sequence[Artifact], gpu: bool) -> list[Contestant]:
         plan = isinstance(artifact, Plan)
         places = {"cpu": ", CPU" if plan else ""} | ({"cuda": ", CUDA"} if gpu and family != "int8" else {})
         for device, suffix in places.items():
-            spec = {"kind": "engine", "artifact": str(artifact.path.resolve()), "device": device}
+            place = {"artifact": str(artifact.path.resolve()), "device": device}
+            spec = {"kind": "engine", "pairs": artifact.manifest.kind == RERANKER, **place}
             entries.append(Contestant(name + suffix, family, spec, ours=True, needs=("onnxruntime",)))
     return entries
 
@@ -174,6 +192,7 @@ def _plain_onnxruntime(artifacts: Sequence[Artifact]) -> list[Contestant]:
             needs=("onnxruntime",),
             tunable=True,
             own_batch_size=32,
+            same_graph=True,
         )
         for artifact in sorted(models, key=lambda one: one.manifest.precision != "fp32")[:1]
     ]

@@ -11,16 +11,20 @@ from typing import Any
 
 import numpy as np
 
+from sbert_infer.bench.exam import add_quality, examine, make_tasks
 from sbert_infer.bench.measure import Meeting
+from sbert_infer.bench.quality import Task
 from sbert_infer.bench.remote import RemoteWorker, WorkerError
-from sbert_infer.bench.results import Results, Row, WorkloadFacts
-from sbert_infer.bench.rivals import PACKAGES, TUNED, Contestant, line_up, not_installed
-from sbert_infer.bench.scoring import score
+from sbert_infer.bench.results import QUALITY, Results, Row, WorkloadFacts
+from sbert_infer.bench.rivals import PACKAGES, Contestant, line_up, not_installed
+from sbert_infer.bench.scoring import score, score_quality
 from sbert_infer.bench.stamp import machine_stamp
 from sbert_infer.bench.stats import flops
 from sbert_infer.bench.subject import BenchError, Subject, check_weights
-from sbert_infer.bench.workloads import read_pairs
+from sbert_infer.bench.workloads import make_pairs
 from sbert_infer.cores import usable_cores
+from sbert_infer.pair_tokenizer import PairTokenizer
+from sbert_infer.texts import Text, prepend
 from sbert_infer.tokenizer import Tokenizer
 
 __all__ = ["Settings", "run_session"]
@@ -33,7 +37,9 @@ class Settings:
     rounds: int = 5
     seed: int = 0
     latency_texts: int = 0  # encoded one at a time; 0 leaves latency out
-    sts: Path | None = None
+    sts: tuple[Path, ...] = ()  # datasets, for quality
+    pairs: tuple[Path, ...] = ()
+    beir: tuple[Path, ...] = ()
     rivals_python: str = sys.executable
     only: tuple[str, ...] = ()  # parts of names; empty means all
     trust_remote_code: bool = False
@@ -47,40 +53,57 @@ def run_session(
     progress: Callable[[str], object] = lambda line: None,
     extra: Sequence[Contestant] = (),
 ) -> Results:
-    """Measure everyone on every workload, given as name and texts.
+    """Measure everyone on every workload, given as name and texts, and on the datasets that `settings` names.
 
-    `folder` takes temporary files; `extra` contestants are for tests. Ctrl-C ends it with what there is, if a round of
-    the first workload is through.
+    Without a workload, quality alone. `folder` takes temporary files; `extra` contestants are for tests. Ctrl-C ends it
+    with what there is, if a round of the first workload is through.
     """
+    tasks = make_tasks(subject, settings.sts, settings.pairs, settings.beir)
     progress("looking around")
-    about = _look_around(subject, settings)
+    about = _look_around(subject, settings, speed=bool(workloads))
     everyone = [*line_up(subject.artifacts, about["checkpoint"], about["cuda"]), *extra]
     absent = not_installed(everyone, about["ours"], about["theirs"])
+    chosen = _chosen(everyone, absent, settings.only)
     stamp = {**machine_stamp(), **_stamp(subject, settings, about), "workloads": list(workloads)}
-    with Meeting(folder, settings.rivals_python) as meeting:
-        for contestant in _chosen(everyone, absent, settings.only):
+    stamp[QUALITY] = [task.describe() for task in tasks]
+    with Meeting(folder, settings.rivals_python, pairs=subject.pairs) as meeting:
+        for contestant in chosen if workloads else [one for one in chosen if one.own_quality]:
             progress(f"loading {contestant.name}")
             meeting.enter(contestant)
         facts: list[WorkloadFacts] = []
         rows: list[Row] = []
         try:
-            for name, texts in workloads.items():
+            for name, given in workloads.items():
+                texts = make_pairs(given) if subject.pairs else given
                 rounds = _run_workload(meeting, name, texts, settings, progress)
                 facts.append(_facts(name, texts, subject, about["flops"], meeting.peak_gflops))
                 rows += score(meeting.entrants, facts[-1])
                 if rounds < settings.rounds:
                     raise KeyboardInterrupt
-            if settings.sts is not None:
-                _run_sts(meeting, settings.sts, rows, progress)
+            rows = _measure_quality(meeting, tasks, subject, rows, progress)
         except KeyboardInterrupt:  # what was measured so far is worth having
             if not rows:
                 raise
-            stamp["interrupted"] = "interrupted: not all rounds and workloads are there"
+            stamp["interrupted"] = "interrupted: not all rounds, workloads and datasets are there"
     return Results(stamp, facts, rows, sorted(absent))
 
 
+def _measure_quality(
+    meeting: Meeting, tasks: Sequence[Task], subject: Subject, rows: list[Row], progress: Callable[[str], object]
+) -> list[Row]:
+    """The rows with their quality; if there are none yet, new ones."""
+    found = examine(meeting, tasks, subject.artifacts[0].manifest, progress)
+    rows = rows or score_quality(meeting.entrants)
+    add_quality(rows, found)
+    failures = {entrant.contestant.name: entrant.failure for entrant in meeting.entrants}
+    for row in rows:
+        if row.status == "ok" and failures[row.contestant]:  # its speed was measured before
+            row.note = "; ".join(filter(None, [row.note, f"no quality: {failures[row.contestant]}"]))
+    return rows
+
+
 def _run_workload(
-    meeting: Meeting, name: str, texts: Sequence[str], settings: Settings, progress: Callable[[str], object]
+    meeting: Meeting, name: str, texts: Sequence[Text], settings: Settings, progress: Callable[[str], object]
 ) -> int:
     """How many rounds were measured: fewer than asked for after Ctrl-C."""
     meeting.start_workload(texts)
@@ -106,21 +129,6 @@ def _run_workload(
     return settings.rounds
 
 
-def _run_sts(meeting: Meeting, file: Path, rows: Sequence[Row], progress: Callable[[str], object]) -> None:
-    scores, left, right = read_pairs(file)
-    texts = list(dict.fromkeys([*left, *right]))
-    places = {text: place for place, text in enumerate(texts)}
-    meeting.start_workload(texts)
-    found: dict[str, float | None] = {}
-    for entrant in meeting.entrants:
-        if not entrant.contestant.tuned:  # batching does not change a library's quality
-            progress(f"STS: {entrant.contestant.name}")
-            meeting.correlate(entrant, scores, [places[text] for text in left], [places[text] for text in right])
-            found[entrant.contestant.name] = entrant.spearman
-    for row in rows:
-        row.spearman = found.get(row.contestant.removesuffix(TUNED))
-
-
 def _chosen(everyone: Sequence[Contestant], absent: set[str], only: Sequence[str]) -> list[Contestant]:
     """Those installed and asked for, each rival followed by its tuned twin. The reference always takes part."""
     chosen = [
@@ -134,9 +142,13 @@ def _chosen(everyone: Sequence[Contestant], absent: set[str], only: Sequence[str
     return [entry for one in chosen for entry in ([one, one.tuned_twin()] if one.tunable else [one])]
 
 
-def _look_around(subject: Subject, settings: Settings) -> dict[str, Any]:
+def _look_around(subject: Subject, settings: Settings, *, speed: bool) -> dict[str, Any]:
     """What the two interpreters hold, and facts about the checkpoint that only torch can tell."""
-    spec = {"checkpoint": subject.checkpoint, "trust_remote_code": settings.trust_remote_code}
+    spec = {
+        "checkpoint": subject.checkpoint,
+        "pairs": subject.pairs,
+        "trust_remote_code": settings.trust_remote_code,
+    }
     try:
         with closing(RemoteWorker(settings.rivals_python)) as worker:
             theirs = worker.ask("versions", packages=PACKAGES)
@@ -150,7 +162,7 @@ def _look_around(subject: Subject, settings: Settings) -> dict[str, Any]:
                 "ours": ours["versions"],
                 "checkpoint": {**spec, **checkpoint},
                 "cuda": worker.ask("cuda"),
-                "flops": worker.ask("flops", spec=spec)["coefficients"],
+                "flops": worker.ask("flops", spec=spec)["coefficients"] if speed else [],
             }
     except WorkerError as error:
         raise BenchError(str(error)) from error
@@ -159,13 +171,13 @@ def _look_around(subject: Subject, settings: Settings) -> dict[str, Any]:
 
 
 def _facts(
-    name: str, texts: Sequence[str], subject: Subject, coefficients: Sequence[float], peaks: Sequence[float]
+    name: str, texts: Sequence[Text], subject: Subject, coefficients: Sequence[float], peaks: Sequence[float]
 ) -> WorkloadFacts:
     artifact = subject.artifacts[0]
     manifest = artifact.manifest
     prompt = manifest.prompts[manifest.default_prompt_name] if manifest.default_prompt_name else ""
-    tokenizer = Tokenizer(artifact.tokenizer_json, manifest.max_length, manifest.truncation_side)
-    tokenized = tokenizer([prompt + text for text in texts])
+    kind = PairTokenizer if subject.pairs else Tokenizer
+    tokenized = kind(artifact.tokenizer_json, manifest.max_length, manifest.truncation_side)(prepend(prompt, texts))
     return WorkloadFacts(
         name=name,
         texts=len(texts),
@@ -181,6 +193,7 @@ def _stamp(subject: Subject, settings: Settings, about: Mapping[str, Any]) -> di
     separate = settings.rivals_python != sys.executable
     return {
         "model": subject.name,
+        "kind": subject.artifacts[0].manifest.kind,
         "weights_sha256": subject.artifacts[0].manifest.weights_sha256,
         "max_length": subject.artifacts[0].manifest.max_length,
         "rounds": settings.rounds,

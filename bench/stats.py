@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PERCENTILES", "cosines", "flops", "median", "paired_ratio", "percentiles", "spearman"]
+__all__ = ["PERCENTILES", "correlation", "cosines", "flops", "median", "paired_ratio", "percentiles", "spearman"]
 
 PERCENTILES = (50, 95, 99)
 
@@ -40,7 +40,12 @@ def cosines(vectors: npt.NDArray[Any], reference: npt.NDArray[Any]) -> Floats:
 
 def spearman(left: Sequence[float] | Floats, right: Sequence[float] | Floats) -> float:
     """The rank correlation, equal values sharing their mean rank. 0 where one side is constant."""
-    a, b = _ranks(np.asarray(left, np.float64)), _ranks(np.asarray(right, np.float64))
+    return correlation(_ranks(np.asarray(left, np.float64)), _ranks(np.asarray(right, np.float64)))
+
+
+def correlation(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> float:
+    """Pearson's. 0 where one side is constant."""
+    a, b = left.astype(np.float64), right.astype(np.float64)
     a, b = a - a.mean(), b - b.mean()
     scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
     return float((a * b).sum() / scale) if scale else 0.0

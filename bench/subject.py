@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sbert_infer import cuda
-from sbert_infer.artifact import Artifact, open_artifact
+from sbert_infer.artifact import ENCODER, RERANKER, Artifact, open_artifact
 from sbert_infer.errors import SbertInferError
 
 __all__ = ["BenchError", "Subject", "check_weights", "open_subject"]
@@ -26,6 +26,11 @@ class Subject:
     name: str
     checkpoint: str  # a folder or a hub id
     artifacts: tuple[Artifact, ...]
+
+    @property
+    def pairs(self) -> bool:
+        """Whether it is a reranker, whose texts are pairs."""
+        return self.artifacts[0].manifest.kind == RERANKER
 
 
 def open_subject(
@@ -78,6 +83,9 @@ def _sibling(artifacts: Sequence[Artifact]) -> str:
 
 def _check_same(artifacts: Sequence[Artifact]) -> None:
     first = artifacts[0]
+    if first.manifest.kind not in (ENCODER, RERANKER):
+        kind = first.manifest.kind.replace("_", " ").replace("-", " ")
+        raise BenchError(f"{first.path} is a {kind}: sbert-bench measures models with one vector a text, and rerankers")
     for other in artifacts[1:]:
         if other.manifest.weights_sha256 != first.manifest.weights_sha256:
             raise BenchError(f"{first.path} and {other.path} are of different checkpoints: measure one at a time")
@@ -88,9 +96,11 @@ def _check_same(artifacts: Sequence[Artifact]) -> None:
 
 def _export(source: str, folder: Path, trust_remote_code: bool, announce: Callable[[str], object]) -> list[str]:
     """Export in a process of its own, so that this one stays small."""
-    made = []
+    made: list[str] = []
     plan = [] if cuda.driver_problem() else [("model.plan", ["--fp16"])]
     for name, flags in (("model.onnx", list[str]()), ("model.int8.onnx", ["--int8"]), *plan):
+        if made and name.endswith(".plan") and open_artifact(made[0]).manifest.kind == RERANKER:
+            continue  # there is no FP16 for them yet
         announce(f"exporting {source} to {name}")
         code = ["--trust-remote-code"] if trust_remote_code else []
         command = [

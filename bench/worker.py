@@ -1,7 +1,8 @@
 """One contestant in a process of its own: `python worker.py`, one JSON request a line in, one JSON answer a line out.
 
 Standalone: it runs in whatever interpreter has the contestant's library, with or without sbert_infer, and imports the
-standard library and numpy only. `contestants.py` lies beside it. Vectors go to .npy files, texts come in a JSON file.
+standard library and numpy only. `contestants.py` and `pair_contestants.py` lie beside it. Vectors go to .npy files,
+texts come in a JSON file. For rerankers, texts are pairs of texts, and vectors are scores.
 """
 
 from __future__ import annotations
@@ -35,16 +36,19 @@ _TUNE_LONG_S = 5.0  # a trial this long needs no repetition
 class Server:
     """Answers requests about one contestant. Each public method is a command; its arguments are the request's."""
 
-    def __init__(self, contestants: Any) -> None:
+    def __init__(self, contestants: Any, pair_contestants: Any) -> None:
         self._contestants = contestants
+        self._pair_contestants = pair_contestants
         self._encode: Any = None
-        self._texts: list[str] = []
+        self._texts: list[Any] = []
 
     def load(self, spec: Request) -> Answer:
         """Load the contestant until it has encoded a first text, timed, imports included."""
         start = time.perf_counter()
-        self._encode = self._contestants.LOADERS[spec["kind"]](spec)
-        self._encode(["A first text."], None)  # some libraries compile, or crash, only now
+        pairs = spec.get("pairs", False)
+        self._encode = (self._pair_contestants if pairs else self._contestants).LOADERS[spec["kind"]](spec)
+        first = "A first text."
+        self._encode([[first, first] if pairs else first], None, None)  # some libraries compile, or crash, only now
         return {"seconds": time.perf_counter() - start}
 
     def texts(self, file: str) -> Answer:
@@ -54,7 +58,7 @@ class Server:
 
     def warm_up(self, batch_size: int | None, by_length: bool, every: int) -> Answer:
         """Encode a part of the texts, the longest and the shortest among them."""
-        order = sorted(range(len(self._texts)), key=lambda row: len(self._texts[row]))
+        order = sorted(range(len(self._texts)), key=lambda row: characters(self._texts[row]))
         rows = sorted({*order[::every], order[-1]})
         self._run([self._texts[row] for row in rows], batch_size, by_length)
         return {}
@@ -74,11 +78,11 @@ class Server:
             seconds[size] = min(times)  # the first may still set up what this size needs
         return {"batch_size": min(seconds, key=lambda size: seconds[size]), "seconds": list(seconds.values())}
 
-    def encode(self, batch_size: int | None, by_length: bool, out: str) -> Answer:
+    def encode(self, batch_size: int | None, by_length: bool, out: str, prompt: str | None = None) -> Answer:
         """Encode all texts, timed from text to vectors in the order given."""
         self._run(self._texts[:_WAKE_TEXTS], batch_size, by_length)
         cpu, start = cpu_seconds(), time.perf_counter()
-        vectors = self._run(self._texts, batch_size, by_length)
+        vectors = self._run(self._texts, batch_size, by_length, prompt)
         seconds, cpu = time.perf_counter() - start, cpu_seconds() - cpu
         np.save(out, np.asarray(vectors, np.float32))
         padding = getattr(self._encode, "padding", None)
@@ -95,7 +99,7 @@ class Server:
         times, vectors = [], []
         for row in rows:
             start = time.perf_counter()
-            vectors.append(self._encode([self._texts[row]], None))
+            vectors.append(self._encode([self._texts[row]], None, None))
             times.append(1e3 * (time.perf_counter() - start))
         np.save(out, np.concatenate(vectors).astype(np.float32))
         return {"ms": times}
@@ -106,15 +110,21 @@ class Server:
 
     def describe(self, spec: Request) -> Answer:
         """What there is to know of the checkpoint."""
-        return {"checkpoint": self._contestants.describe_checkpoint(spec)}
+        from sbert_infer.bench.checkpoint_facts import describe_checkpoint
+
+        return {"checkpoint": describe_checkpoint(spec)}
 
     def flops(self, spec: Request) -> Answer:
         """Coefficients of the operations that a text takes, by its number of tokens."""
-        return {"coefficients": self._contestants.flops_polynomial(spec)}
+        from sbert_infer.bench.checkpoint_facts import flops_polynomial
+
+        return {"coefficients": flops_polynomial(spec)}
 
     def gemm(self, cores: int) -> Answer:
         """The machine's peak at matrix products, FP32."""
-        return {"gflops": self._contestants.gemm_gflops(cores)}
+        from sbert_infer.bench.checkpoint_facts import gemm_gflops
+
+        return {"gflops": gemm_gflops(cores)}
 
     def versions(self, packages: list[str]) -> Answer:
         """The versions of those `packages` that are installed here."""
@@ -132,15 +142,20 @@ class Server:
         flash = importlib.util.find_spec("flash_attn") is not None
         return {"available": bool(torch.cuda.is_available()), "flash_attention": flash}
 
-    def _run(self, texts: list[str], batch_size: int | None, by_length: bool) -> Vectors:
+    def _run(self, texts: list[Any], batch_size: int | None, by_length: bool, prompt: str | None = None) -> Vectors:
         if not by_length:
-            vectors: Vectors = self._encode(texts, batch_size)
+            vectors: Vectors = self._encode(texts, batch_size, prompt)
             return vectors
-        order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
-        sorted_vectors = np.asarray(self._encode([texts[row] for row in order], batch_size))
+        order = sorted(range(len(texts)), key=lambda row: -characters(texts[row]))
+        sorted_vectors = np.asarray(self._encode([texts[row] for row in order], batch_size, prompt))
         vectors = np.empty_like(sorted_vectors)
         vectors[order] = sorted_vectors
         return vectors
+
+
+def characters(text: Any) -> int:
+    """How many a text, or a pair of texts, has."""
+    return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 def cpu_seconds() -> float:
@@ -190,7 +205,7 @@ def main() -> None:
     """Serve until stdin closes."""
     die_with_parent()
     stream = take_stdout()
-    server = Server(importlib.import_module("contestants"))
+    server = Server(importlib.import_module("contestants"), importlib.import_module("pair_contestants"))
     sys.path.remove(str(Path(__file__).resolve().parent))  # its other modules are no business of the libraries'
     for line in sys.stdin:
         stream.write(json.dumps(answer(server, line)) + "\n")

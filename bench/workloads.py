@@ -7,12 +7,12 @@ import importlib
 import inspect
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from sbert_infer.errors import SbertInferError
 
-__all__ = ["WORKLOADS", "WorkloadError", "make_workload", "read_pairs", "read_workload"]
+__all__ = ["WORKLOADS", "WorkloadError", "make_pairs", "make_workload", "read_workload"]
 
 # Modules with much prose in their docstrings; none does anything when imported.
 _MODULES = """
@@ -23,6 +23,7 @@ subprocess tarfile tempfile textwrap threading unittest unittest.mock urllib.par
 _PROSE_WORD = re.compile(r"[A-Za-z][a-z'-]*[.,;:!?]*")
 _MARKUP = re.compile(r":\w+:`|[`*|\\()\[\]\"]|^\s*>>>.*$", re.MULTILINE)
 _LONGEST_WORD = 25  # characters; beyond it are rulers and paths
+_QUERY_WORDS = 8
 _ATTEMPTS = 50  # random draws per text before giving up on finding one that is new
 
 
@@ -69,21 +70,10 @@ def read_workload(path: Path, num_texts: int) -> tuple[str, ...]:
     return texts
 
 
-def read_pairs(path: Path) -> tuple[list[float], list[str], list[str]]:
-    """The scores and the two sides of a file in the format of the STS benchmark."""
-    scores, left, right = [], [], []
-    for number, line in enumerate(_lines(path), 1):
-        columns = line.split("\t")
-        try:
-            scores.append(float(columns[4]))
-            left.append(columns[5])
-            right.append(columns[6])
-        except (IndexError, ValueError):
-            expected = "genre, file, year, id, score, sentence 1, sentence 2, separated by tabs"
-            raise WorkloadError(f"{path} line {number} is not {expected}: {line!r:.60}") from None
-    if len(scores) < 2:
-        raise WorkloadError(f"{path} holds {len(scores)} pairs: a correlation needs two or more")
-    return scores, left, right
+def make_pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """For rerankers: each text with a query, the first words of the text halfway down the list."""
+    queries = [" ".join(text.split()[:_QUERY_WORDS]) for text in texts]
+    return [(queries[(place + len(texts) // 2) % len(texts)], text) for place, text in enumerate(texts)]
 
 
 def _lines(path: Path) -> list[str]:

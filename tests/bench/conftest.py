@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from sbert_infer.bench.results import Results, Row, WorkloadFacts
 from sbert_infer.bench.rivals import EAGER, Contestant
 from sbert_infer.bench.session import Settings, run_session
 from sbert_infer.bench.subject import Subject
+from sbert_infer.bench.worker import Server
 from sbert_infer.bench.workloads import make_workload
 
 
@@ -28,6 +31,58 @@ def make_row(
     for name, value in more.items():
         setattr(row, name, value)
     return row
+
+
+class WorkerInside:
+    """The worker's commands without a process of its own, which would import torch. For looking around only."""
+
+    def __init__(self, python: str = "") -> None:
+        self._server = Server(None, None)
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = getattr(self._server, command)(**arguments)
+        return answer
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def write_sts(file: Path) -> Path:
+    """Pairs with scores, in the STS benchmark's layout."""
+    pairs = zip(make_workload("short", 12), make_workload("short", 12, seed=1), strict=True)
+    lines = [f"g\tf\ty\t{number}\t{number / 3}\t{a}\t{b}\n" for number, (a, b) in enumerate(pairs)]
+    file.write_text("".join(lines), encoding="utf-8")
+    return file
+
+
+def write_beir(folder: Path, texts: int = 30, queries: int = 6, *, overlap: bool = True) -> Path:
+    """Queries are words of a document, which is relevant, as is the next a little; with `overlap` one has its id."""
+    (folder / "qrels").mkdir(parents=True)
+    made = make_workload("medium", texts)
+    ids = [f"d{number}" for number in range(texts)]
+    documents = [{"_id": key, "title": text[:9], "text": text[9:]} for key, text in zip(ids, made, strict=True)]
+    asked = [{"_id": f"q{number}", "text": " ".join(made[number].split()[8:16])} for number in range(queries)]
+    if overlap:
+        asked[0]["_id"] = "d0"
+    for name, rows in (("corpus", documents), ("queries", asked)):
+        content = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text(content, encoding="utf-8")
+    judged = [
+        f"{row['_id']}\td{(number + step) % texts}\t{2 - step}\n" for number, row in enumerate(asked) for step in (0, 1)
+    ]
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reranker(once: Callable[..., Path]) -> Path:
+    """A small random reranker's checkpoint; its artifact is beside it."""
+    from sbert_infer.export.exporter import export
+    from tests.cross_encoders import write_cross_encoder
+
+    folder = once("bench reranker", "reranker", write_cross_encoder)
+    once("bench reranker", "reranker.onnx", lambda target: export(folder, target))
+    return folder
 
 
 @pytest.fixture
@@ -77,9 +132,12 @@ def real_run(
         for fault in ("wrong", "crash", "error")
     ]
     folder = tmp_path_factory.mktemp("bench")
-    sts = folder / "sts.tsv"
-    pairs = zip(make_workload("short", 12), make_workload("short", 12, seed=1), strict=True)
-    sts.write_text("".join(f"g\tf\ty\t{n}\t{n / 3}\t{a}\t{b}\n" for n, (a, b) in enumerate(pairs)), encoding="utf-8")
-    settings = Settings(rounds=2, latency_texts=12, sts=sts, only=("sbert-infer", "onnxruntime", "fake"))
+    settings = Settings(
+        rounds=2,
+        latency_texts=12,
+        sts=(write_sts(folder / "scored.tsv"),),
+        beir=(write_beir(folder / "tiny"),),
+        only=("sbert-infer", "onnxruntime", "fake"),
+    )
     workloads = {"short": make_workload("short", 30), "mixed": make_workload("mixed", 30)}
     return run_session(subject, workloads, settings, folder, extra=fakes)

@@ -26,7 +26,7 @@ from sbert_infer.bench.load_session import run_load
 from sbert_infer.bench.load_target import memory_mb, parse_target
 from sbert_infer.bench.subject import BenchError
 from sbert_infer.serve.settings import ModelFile, Settings
-from tests.bench.test_report import Page
+from tests.bench.pages import Page
 from tests.openai_double import OpenAIDouble, running
 from tests.serve.conftest import start
 

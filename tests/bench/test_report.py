@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -18,38 +17,7 @@ from sbert_infer.bench import cli
 from sbert_infer.bench.page import render_page
 from sbert_infer.bench.results import Results, ResultsError, load_results, save_results
 from sbert_infer.bench.table import render_table
-
-VOID = {"meta", "br", "link", "img", "input", "hr"}
-
-
-class Page(HTMLParser):
-    """Checks that tags are balanced; collects texts, tags and attributes."""
-
-    def __init__(self, content: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.script = ""
-        self.feed(content)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "script":
-            self.script += data
-        else:
-            self.texts.append(data)
+from tests.bench.pages import Page
 
 
 def test_the_table_shows_who_is_right_wrong_and_absent(results: Results) -> None:
@@ -67,6 +35,28 @@ def test_the_table_shows_who_is_right_wrong_and_absent(results: Results) -> None
     assert "not installed: absentee" in text
     assert "Some CPU" in text
     assert "Spearman" not in text  # nobody has one
+
+
+def test_quality_is_shown_to_four_digits(results: Results) -> None:
+    for row, value in zip(results.rows[:2], (0.82034, 0.8), strict=True):
+        row.quality = {"sts <test> Spearman": value, "scifact nDCG@10": 0.6451}
+    heading, *lines = [line for line in render_table(results).splitlines() if "0.6451" in line or "nDCG@10" in line]
+    assert "sts <test> Spearman  scifact nDCG@10" in heading
+    assert [line.split("0.6451")[0].split()[-1] for line in lines] == ["0.8000", "0.8203"]  # by speed
+    page = Page(render_page(results))
+    assert page.open == []
+    assert {"sts <test> Spearman", "0.8203", "0.8000", "0.6451"} <= set(page.texts)
+
+
+def test_results_of_the_first_format_are_read(results: Results, tmp_path: Path) -> None:
+    file = tmp_path / "old.json"
+    save_results(results, file)
+    content = json.loads(file.read_text(encoding="utf-8")) | {"format_version": 1}
+    for row in content["rows"]:
+        del row["quality"], row["max_error"], row["correlation"]
+        row["spearman"] = 0.82
+    file.write_text(json.dumps(content), encoding="utf-8")
+    assert [row.quality for row in load_results(file).rows] == [{"Spearman": 0.82}] * len(results.rows)
 
 
 def test_markdown_rows_have_equal_columns(results: Results) -> None:
@@ -111,10 +101,6 @@ def test_the_page_shows_the_figures_of_the_json(results: Results) -> None:
         if row["speed_up"] is not None:
             assert f"{row['speed_up']:.2f}x" in shown
     assert "rival <b>" in shown  # escaped in the source, not a tag
-
-
-def test_the_page_of_a_real_run(real_run: Results) -> None:
-    assert Page(render_page(real_run)).open == []
 
 
 def test_a_browser_shows_the_page(results: Results, tmp_path: Path) -> None:
@@ -204,6 +190,8 @@ def test_help_shows_examples_and_loads_nothing_heavy() -> None:
         (["missing.onnx"], "missing.onnx does not exist"),
         (["x.onnx", "--json", "no/such/folder/a.json"], "does not exist"),
         (["x.onnx", "--rivals-python", "no-such-python"], "not a program"),
+        (["x.onnx", "--only-quality"], "needs data: add --sts, --pairs or --beir"),
+        (["x.onnx", "--only-quality", "--sts", __file__, "--latency"], "measures no speed"),
     ],
 )
 def test_errors_are_one_line(arguments: list[str], message: str) -> None:

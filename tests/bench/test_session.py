@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -14,11 +15,16 @@ from typing import Any
 import pytest
 
 from sbert_infer.artifact import open_artifact
+from sbert_infer.bench import session
+from sbert_infer.bench.page import render_page
 from sbert_infer.bench.results import Results, Row
 from sbert_infer.bench.rivals import EAGER
 from sbert_infer.bench.session import Settings, run_session
 from sbert_infer.bench.subject import BenchError, Subject, open_subject
 from sbert_infer.bench.table import render_table
+from tests.bench.pages import Page
+
+RETRIEVAL = ("nDCG@10", "recall@10", "recall@100", "MRR@10")
 
 
 def row_of(results: Results, contestant: str, workload: str = "short") -> Row:
@@ -46,8 +52,9 @@ def test_a_right_contestant_is_measured(real_run: Results, contestant: str) -> N
     for value in (row.speed_up, row.peak_share, row.cpu_s_per_1000, row.peak_mb, row.load_s, row.file_mb):
         assert value is not None
         assert value >= 0
-    assert row.spearman is not None
-    assert -1 <= row.spearman <= 1
+    reference = row_of(real_run, EAGER).quality
+    assert set(row.quality) == {"scored Spearman", *(f"tiny {name}" for name in RETRIEVAL)}
+    assert row.quality == pytest.approx(reference, abs=5e-5)
     assert bool(row.latency_ms) == ("tuned" not in contestant)
     assert list(row.latency_ms.values()) == sorted(row.latency_ms.values())
 
@@ -71,6 +78,17 @@ def test_a_contestant_that_dies_is_a_row(real_run: Results, fault: str, reason: 
         row = row_of(real_run, f"fake {fault}", workload)
         assert row.status == "failed"
         assert reason in row.reason
+
+
+def test_wrong_vectors_have_their_own_quality(real_run: Results) -> None:
+    wrong, right = row_of(real_run, "fake wrong").quality, row_of(real_run, EAGER).quality
+    assert set(wrong) == set(right)
+    assert wrong != pytest.approx(right, abs=5e-5)
+    assert row_of(real_run, "fake crash").quality == {}
+
+
+def test_the_page_of_a_real_run(real_run: Results) -> None:
+    assert Page(render_page(real_run)).open == []
 
 
 def test_only_ours_decide_the_outcome(results: Results) -> None:
@@ -102,14 +120,15 @@ def test_no_worker_is_left(real_run: Results) -> None:
 
 
 @needs_proc
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(("number", "count"), [(signal.SIGINT, 3), (signal.SIGKILL, 1)])
 def test_the_workers_end_with_the_command(
-    make_checkpoint: Callable[..., Path], export_checkpoint: Callable[..., Path], number: signal.Signals
+    make_checkpoint: Callable[..., Path], export_checkpoint: Callable[..., Path], number: signal.Signals, count: int
 ) -> None:
+    """While it measures, with all workers there, and while the first one still imports what it needs."""
     command = [sys.executable, "-m", "sbert_infer.bench.cli", str(export_checkpoint("bert"))]
     options = ["--checkpoint", str(make_checkpoint("bert")), "--only", "sbert-infer", "--rounds", "1000"]
     with subprocess.Popen([*command, *options], stderr=subprocess.PIPE) as process:
-        workers = wait_for(lambda: found if len(found := workers_of(process.pid)) == 3 else None)
+        workers = wait_for(lambda: found if len(found := workers_of(process.pid)) == count else None)
         process.send_signal(number)
         process.communicate(timeout=30)
     assert process.returncode != 0
@@ -125,9 +144,15 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 
 
 def test_ctrl_c_keeps_what_was_measured(
-    make_checkpoint: Callable[..., Path], export_checkpoint: Callable[..., Path], tmp_path: Path
+    make_checkpoint: Callable[..., Path],
+    export_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     subject = Subject("tiny", str(make_checkpoint("bert")), (open_artifact(export_checkpoint("bert")),))
+    look_around = functools.cache(lambda: real_look_around(subject, Settings(), speed=True))  # takes seconds
+    real_look_around = session._look_around
+    monkeypatch.setattr(session, "_look_around", lambda *_, **__: look_around())
 
     def interrupted_at(when: str) -> Results:
         def progress(line: str) -> None:
@@ -135,14 +160,15 @@ def test_ctrl_c_keeps_what_was_measured(
                 raise KeyboardInterrupt
 
         workloads = {"first": ["a text", "b"], "second": ["c"]}
-        return run_session(subject, workloads, Settings(rounds=4, only=("sbert-infer",)), tmp_path, progress)
+        return run_session(subject, workloads, Settings(rounds=3, only=("sbert-infer",)), tmp_path, progress)
 
-    results = interrupted_at("first: round 3 of 4, sbert-infer")
+    results = interrupted_at("first: round 3 of 3, sbert-infer")
     assert {row.workload for row in results.rows} == {"first"}
     assert {len(row.seconds) for row in results.rows} == {2}
     assert "interrupted" in render_table(results)
     with pytest.raises(KeyboardInterrupt):
         interrupted_at("first: round 1")
+    assert workers_of(os.getpid()) == []
 
 
 def test_the_checkpoint_must_be_the_artifacts_own(

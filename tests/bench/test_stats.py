@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbert_infer.bench.charts import nice_ticks
-from sbert_infer.bench.contestants import flops_polynomial
+from sbert_infer.bench.checkpoint_facts import flops_polynomial
 from sbert_infer.bench.stats import cosines, flops, paired_ratio, percentiles, spearman
+
+scipy_stats = pytest.importorskip("scipy.stats")  # here, since a first import takes longer than an example may
 
 
 @given(st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), min_size=2, max_size=40))
 def test_spearman_is_that_of_scipy(pairs: list[tuple[int, int]]) -> None:
-    scipy_stats = pytest.importorskip("scipy.stats")
     left, right = [float(a) for a, _ in pairs], [float(b) for _, b in pairs]
     if len(set(left)) == 1 or len(set(right)) == 1:
         assert spearman(left, right) == 0
@@ -54,7 +55,7 @@ def test_flops_of_bert_are_those_counted_by_hand(make_checkpoint: Callable[..., 
     folder = make_checkpoint("bert")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     width, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
-    constant, linear, square = flops_polynomial({"checkpoint": str(folder)})
+    constant, linear, square = flops_polynomial({"checkpoint": str(folder), "pairs": False})
     # Per token and layer: Q, K, V and the output are width x width each, the feed-forward is width x inner twice.
     assert linear == pytest.approx(layers * 2 * (4 * width**2 + 2 * width * inner), rel=1e-6)
     # Per pair of tokens and layer: the scores and the weighted sum take width multiplications each.

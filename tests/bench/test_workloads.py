@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sbert_infer.bench import workloads
-from sbert_infer.bench.workloads import WORKLOADS, WorkloadError, make_workload, read_pairs, read_workload
+from sbert_infer.bench.workloads import WORKLOADS, WorkloadError, make_pairs, make_workload, read_workload
 
 LIMITS = {"short": (6, 16), "medium": (30, 60), "long": (150, 400), "mixed": (3, 450)}
 
@@ -49,12 +49,10 @@ def test_unusable_files_are_named(tmp_path: Path, content: bytes, message: str) 
         read_workload(file, 10)
 
 
-def test_pairs_are_read_with_their_scores(tmp_path: Path) -> None:
-    file = tmp_path / "sts.tsv"
-    file.write_text(
-        'g\tf\t2012\t1\t4.5\tA "cat".\tA feline.\ng\tf\t2012\t2\t0\tRain\tA spoon\textra\n', encoding="utf-8"
-    )
-    assert read_pairs(file) == ([4.5, 0.0], ['A "cat".', "Rain"], ["A feline.", "A spoon"])
-    file.write_text("score,a,b\n", encoding="utf-8")
-    with pytest.raises(WorkloadError, match="line 1"):
-        read_pairs(file)
+def test_each_text_is_paired_with_words_of_another() -> None:
+    texts = make_workload("medium", 7)
+    pairs = make_pairs(texts)
+    assert [document for _, document in pairs] == list(texts)
+    for query, document in pairs:
+        assert len(query.split()) == 8
+        assert not document.startswith(query)

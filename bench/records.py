@@ -1,0 +1,116 @@
+"""Rows of files with named columns: JSON lines, Parquet, tab- or comma-separated, each also compressed with gzip."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, TextIO
+
+from sbert_infer.errors import SbertInferError
+
+__all__ = ["DatasetError", "Record", "is_table", "read_records"]
+
+Record = dict[str, Any]  # names of columns, in small letters, to values
+
+_JSON = (".jsonl", ".json", ".ndjson")
+_TEXT = (".tsv", ".csv", ".txt")
+
+
+class DatasetError(SbertInferError):
+    """Labelled texts that can't be read."""
+
+
+def is_table(path: Path) -> bool:
+    """Whether the name is that of a file that `read_records` reads."""
+    return path.is_file() and _suffix(path) in (*_JSON, *_TEXT, ".parquet")
+
+
+def read_records(
+    path: Path, headless: Callable[[list[str]], list[str] | None] = lambda first: None
+) -> Iterator[Record]:
+    """The rows, each with the names of its columns.
+
+    `headless` is asked about the first line of a separated file: the names of its columns, if it is a row already.
+    """
+    try:
+        if _suffix(path) == ".parquet":
+            yield from _parquet(path)
+            return
+        with _open(path) as file:
+            yield from _json(path, file) if _suffix(path) in _JSON else _separated(path, file, headless)
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise DatasetError(f"{path} is not a whole gzip file: {error}") from error
+
+
+def _suffix(path: Path) -> str:
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def _open(path: Path) -> TextIO:
+    """Lines end at newlines only: other separators are part of a text."""
+    if path.name.lower().endswith(".gz"):
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="\n")
+    return path.open(encoding="utf-8-sig", newline="\n")
+
+
+def _json(path: Path, file: TextIO) -> Iterator[Record]:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DatasetError(f"{path} line {number} is not JSON, one object a line: {error}") from error
+        if not isinstance(row, dict):
+            raise DatasetError(f"{path} line {number} is not a JSON object: {line!r:.60}")
+        yield {name.lower(): value for name, value in row.items()}
+
+
+def _separated(path: Path, file: TextIO, headless: Callable[[list[str]], list[str] | None]) -> Iterator[Record]:
+    """Tabs separate, and quotes are part of a text, if the first line has a tab; else commas, with quoting."""
+    first = file.readline()
+    rows = _rows(path, chain([first], file), tabs="\t" in first)
+    header = next(rows)
+    names = headless(header)
+    if names is not None:
+        yield _named(path, 1, names, header)
+    names = names or [name.strip().lower() for name in header]
+    for number, row in enumerate(rows, 2):
+        if row and row != [""]:
+            yield _named(path, number, names, row)
+
+
+def _rows(path: Path, lines: Iterable[str], *, tabs: bool) -> Iterator[list[str]]:
+    if tabs:
+        yield from (line.rstrip("\r\n").split("\t") for line in lines)
+        return
+    reader = csv.reader(lines)
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise DatasetError(f"{path} line {reader.line_num}: {error}") from error
+
+
+def _named(path: Path, number: int, names: list[str], row: list[str]) -> Record:
+    if len(row) < len(names):
+        raise DatasetError(f"{path} row {number} has {len(row)} columns instead of {len(names)}: {row!r:.60}")
+    return dict(zip(names, row, strict=False))  # more columns, as some files have in some rows, are not needed
+
+
+def _parquet(path: Path) -> Iterator[Record]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DatasetError(f"{path} needs pyarrow: pip install pyarrow") from error
+    try:
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
+            yield from ({name.lower(): value for name, value in row.items()} for row in batch.to_pylist())
+    except pyarrow.ArrowException as error:
+        raise DatasetError(f"{path} can't be read: {error}") from error
