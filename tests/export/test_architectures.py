@@ -21,13 +21,12 @@ from transformers import dynamic_module_utils
 from sbert_infer import Engine
 from sbert_infer.artifact import open_artifact
 from sbert_infer.errors import CheckpointError, ExportError
-from sbert_infer.export import exporter, plan_export, source
 from sbert_infer.export.checkpoint import read_checkpoint
 from sbert_infer.export.convert import convert
 from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.reference import Reference, load_reference
 from tests.checkpoints import ODD_TEXTS, TEXTS, edit_json
-from tests.families import NEWER, NEWER_LAYERS, randomize
+from tests.families import LAYERS, NEWER, randomize
 from tests.graphs import Array, assert_close, cosine, nodes, run
 
 MakeCheckpoint = Callable[..., Path]
@@ -61,22 +60,13 @@ class Exported(NamedTuple):
 
 @pytest.fixture(scope="module", params=NEWER)
 def exported(
-    request: pytest.FixtureRequest, make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, make_checkpoint: MakeCheckpoint, export_checkpoint: MakeCheckpoint
 ) -> Exported:
-    """All three artifacts of a family, from one fused graph and verified on few texts, since both take seconds."""
-    checkpoint = make_checkpoint(request.param, max_length=LENGTH, **CASES[request.param])
-    folder = tmp_path_factory.mktemp(request.param)
-    graph = ir.to_proto(convert(load_reference(read_checkpoint(checkpoint))))
-    artifacts = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source, "probe_texts", lambda count_tokens, max_length: ALL_TEXTS)
-        for module in (exporter, plan_export):
-            patch.setattr(module, "convert", lambda reference, **options: ir.from_proto(graph))
-        for precision in ("fp32", "int8", "fp16"):
-            # The rounding of a few random weights to 8 bits says nothing of a trained model's.
-            options: dict[str, Any] = {"int8": {"int8": True, "min_cosine": 0.9}, "fp16": {"fp16": True, "targets": []}}
-            artifacts[precision] = folder / f"{precision}.{'plan' if precision == 'fp16' else 'onnx'}"
-            export(checkpoint, artifacts[precision], ExportOptions(**options.get(precision, {})))
+    """All three artifacts of a family."""
+    family, options = request.param, {"max_length": LENGTH, **CASES[request.param]}
+    checkpoint = make_checkpoint(family, **options)
+    precisions: dict[str, dict[str, bool]] = {"fp32": {}, "int8": {"int8": True}, "fp16": {"fp16": True}}
+    artifacts = {name: export_checkpoint(family, **options, **given) for name, given in precisions.items()}
     return Exported(checkpoint, SentenceTransformer(str(checkpoint), device="cpu"), artifacts)
 
 
@@ -103,8 +93,8 @@ def test_lower_precision(exported: Exported, precision: str, lowest: float) -> N
 
 def test_attention_is_fused(exported: Exported) -> None:
     fusion = open_artifact(exported.artifacts["fp32"]).manifest.fusion
-    gelus = NEWER_LAYERS if any(name in exported.checkpoint.name for name in GELU) else 0
-    assert fusion == {"layers": NEWER_LAYERS, "attention": NEWER_LAYERS, "gelu_layers": gelus, "gelu": gelus}
+    gelus = LAYERS if any(name in exported.checkpoint.name for name in GELU) else 0
+    assert fusion == {"layers": LAYERS, "attention": LAYERS, "gelu_layers": gelus, "gelu": gelus}
     assert not nodes(onnx.load(exported.artifacts["fp32"]), "Softmax")
 
 

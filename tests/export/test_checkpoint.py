@@ -85,7 +85,7 @@ def test_every_module(layout: str, make_checkpoint: MakeCheckpoint) -> None:
     )
     checkpoint = read_checkpoint(path)
     assert checkpoint.modules == (
-        WeightedLayerPoolingSpec(path / "1_WeightedLayerPooling", 32, 1, 3),
+        WeightedLayerPoolingSpec(path / "1_WeightedLayerPooling", 32, 1, 2),
         PoolingSpec(32, ("cls", "mean_sqrt_len"), include_prompt=False),
         DenseSpec(path / "3_Dense", 64, 16, bias=False, activation="GELU", residual=True),
         LayerNormSpec(path / "4_LayerNorm", 16),
@@ -393,8 +393,8 @@ def test_layer_pooling_that_would_be_skipped(copy_checkpoint: MakeCheckpoint) ->
 
 def test_layer_pooling_of_another_depth(copy_checkpoint: MakeCheckpoint) -> None:
     path = copy_checkpoint(layer_pooling=1)
-    edit_json(path / "config.json", num_hidden_layers=2)
-    assert "weighs 3 layers, but the transformer has 2" in the_problem(path)
+    edit_json(path / "config.json", num_hidden_layers=3)
+    assert "weighs 2 layers, but the transformer has 3" in the_problem(path)
 
 
 def test_adapter(copy_checkpoint: MakeCheckpoint) -> None:

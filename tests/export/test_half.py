@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from sbert_infer.errors import ParityError
+from sbert_infer.export import half as half_module
 from sbert_infer.export.candidate import GraphCandidate
 from sbert_infer.export.checkpoint import read_checkpoint
 from sbert_infer.export.convert import OPSET
@@ -22,18 +23,20 @@ from sbert_infer.export.half import to_half
 from sbert_infer.export.parity import MIN_COSINE, compare, expect
 from sbert_infer.export.reference import Reference, load_reference
 from tests.checkpoints import FAMILIES, LAYERS, ODD_TEXTS, TEXTS, WIDTH
-from tests.export.fp16 import CASES, Half, half_of
+from tests.export.cases import CASES
+from tests.export.fp16 import Half
 from tests.graphs import Array, constants, nodes, open_session
 
 MakeCheckpoint = Callable[..., Path]
+HalfOf = Callable[..., Half]
 
 ALL_TEXTS = [*TEXTS, *ODD_TEXTS]
 FLOAT, FLOAT16, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.INT64
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def half(request: pytest.FixtureRequest, make_checkpoint: MakeCheckpoint) -> Half:
-    return half_of(make_checkpoint(request.param, **CASES.get(request.param, {})))
+def half(request: pytest.FixtureRequest, half_of: HalfOf) -> Half:
+    return half_of(request.param, **CASES[request.param])
 
 
 def inputs(reference: Reference, texts: list[str]) -> dict[str, Array]:
@@ -110,12 +113,26 @@ def test_a_row_of_padding_gives_no_nan(half: Half) -> None:
     np.testing.assert_array_equal(vectors[1:], expected[1:])
 
 
-def test_the_reference_is_left_as_it_was(half: Half) -> None:
-    reference = half.reference
+def test_the_reference_is_left_as_it_was(half: Half, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(module: torch.nn.Module, *_: object, **__: object) -> None:
+        ids, mask = half.reference.tokenize(TEXTS)
+        with torch.inference_mode():
+            assert module(ids, mask).isfinite().all()
+        raise RuntimeError("tracing failed")
+
+    monkeypatch.setattr(half_module, "trace", fail)
+    with pytest.raises(RuntimeError, match="tracing failed"):
+        to_half(half.reference)
+    assert_as_loaded(half.reference)
+
+
+def assert_as_loaded(reference: Reference) -> None:
+    """The weights, their types and the modules of `reference` are those of a new one."""
     fresh = load_reference(reference.checkpoint)
+    right = fresh.state_dict()
     for name, weight in reference.state_dict().items():
-        assert weight.dtype == half.before[name].dtype
-        assert torch.equal(weight, half.before[name]), name
+        assert weight.dtype == right[name].dtype
+        assert torch.equal(weight, right[name]), name
     assert not any("forward" in vars(module) for module in reference.modules())
     np.testing.assert_array_equal(reference.encode(TEXTS), fresh.encode(TEXTS))
 
@@ -145,6 +162,7 @@ def test_token_output(make_checkpoint: MakeCheckpoint) -> None:
     options = {**CASES["mpnet"], **CASES["albert"]}
     reference = load_reference(read_checkpoint(make_checkpoint("distilbert", **options)))
     content = ir.to_proto(to_half(reference, token_output=True)).SerializeToString()
+    assert_as_loaded(reference)
     graph = onnx.load_model_from_string(content).graph
     assert [value.name for value in graph.input] == ["input_ids", "attention_mask"]
     (output,) = graph.output
@@ -176,8 +194,8 @@ def test_emulation_rounds_after_each_node() -> None:
     np.testing.assert_array_equal(y, [1, 2047, np.inf, 0])
 
 
-def test_a_model_that_overflows_gets_no_certificate(make_checkpoint: MakeCheckpoint) -> None:
-    half = half_of(make_checkpoint())
+def test_a_model_that_overflows_gets_no_certificate(half_of: HalfOf) -> None:
+    half = half_of()
     model = half.model
     for tensor in model.graph.initializer:  # each within the limit, but not their sum
         if tensor.name.endswith(("layer.1.output.dense.bias", "layer.1.attention.output.LayerNorm.bias")):

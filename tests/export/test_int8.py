@@ -12,12 +12,12 @@ import onnx_ir as ir
 import pytest
 
 from sbert_infer import Engine
-from sbert_infer.export import exporter, int8
+from sbert_infer.export import int8
 from sbert_infer.export.checkpoint import read_checkpoint
-from sbert_infer.export.convert import convert
 from sbert_infer.export.exporter import ExportOptions, export
-from sbert_infer.export.reference import Reference, load_reference
+from sbert_infer.export.reference import load_reference
 from tests.checkpoints import LAYERS, ODD_TEXTS, TEXTS, WIDTH
+from tests.exports import export_graph
 from tests.graphs import Array, constants, cosine, nodes, run, tokens
 
 MakeCheckpoint = Callable[..., Path]
@@ -45,30 +45,11 @@ SENTENCES = (
 
 
 @pytest.fixture(scope="module")
-def minilm_graphs(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, onnx.ModelProto]:
-    """The real MiniLM's 8-bit artifact, for short texts, and the FP32 graph that it was made from."""
+def minilm(minilm_path: Path, minilm_graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The real MiniLM's 8-bit artifact, for short texts."""
     path = tmp_path_factory.mktemp("minilm-int8") / "minilm.int8.onnx"
-    graphs: list[onnx.ModelProto] = []
-
-    def converted(reference: Reference, **options: Any) -> ir.Model:
-        model = convert(reference, **options)
-        graphs.append(ir.to_proto(model))
-        return model
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporter, "convert", converted)
-        exporter.export(minilm_path, path, ExportOptions(int8=True, max_length=LIMIT))
-    return path, graphs[0]
-
-
-@pytest.fixture
-def minilm(minilm_graphs: tuple[Path, onnx.ModelProto]) -> Path:
-    return minilm_graphs[0]
-
-
-@pytest.fixture
-def minilm_graph(minilm_graphs: tuple[Path, onnx.ModelProto]) -> onnx.ModelProto:
-    return minilm_graphs[1]
+    export_graph(minilm_path, path, ExportOptions(int8=True, max_length=LIMIT), lambda kind: minilm_graph)
+    return path
 
 
 @pytest.fixture(params=["bert", "albert", "minilm"])
@@ -217,14 +198,13 @@ def test_smoothing_tames_an_outlying_channel(monkeypatch: pytest.MonkeyPatch) ->
     assert errors[0] < 0.2 * errors[1]
 
 
-def test_smoothing_helps_the_real_minilm(
-    minilm: Path, minilm_graph: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_smoothing_helps_the_real_minilm(minilm: Path, minilm_graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = onnx.load(minilm_graph)
     inputs, calibration = tokens(minilm, SENTENCES), [tokens(minilm, TEXTS)]
-    expected = run(minilm_graph, inputs)
-    smoothed = run(quantized(minilm_graph, calibration), inputs)
+    expected = run(graph, inputs)
+    smoothed = run(quantized(graph, calibration), inputs)
     monkeypatch.setattr(int8, "_smoothing", unsmoothed)
-    plain = run(quantized(minilm_graph, calibration), inputs)
+    plain = run(quantized(graph, calibration), inputs)
     error, plain_error = (1 - cosine(vectors, expected).mean() for vectors in (smoothed, plain))
     assert 0 < error < 0.8 * plain_error
 

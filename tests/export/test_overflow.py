@@ -62,12 +62,12 @@ def test_a_residual_sum_that_overflows_is_found(make_checkpoint: MakeCheckpoint)
 def test_the_limit(share: float, refused: bool, make_checkpoint: MakeCheckpoint) -> None:
     reference = load(make_checkpoint)
     for end in ("weight", "bias"):
-        parameter(reference, f"encoder.layer.2.output.LayerNorm.{end}").zero_()
-    parameter(reference, "encoder.layer.2.output.LayerNorm.bias")[0] = -share * MAX_ACTIVATION
+        parameter(reference, f"encoder.layer.1.output.LayerNorm.{end}").zero_()
+    parameter(reference, "encoder.layer.1.output.LayerNorm.bias")[0] = -share * MAX_ACTIVATION
     if not refused:
         check_overflow(reference, TEXTS)
         return
-    with pytest.raises(ExportError, match=r"encoder\.layer\.2\.output\.LayerNorm"):
+    with pytest.raises(ExportError, match=r"encoder\.layer\.1\.output\.LayerNorm"):
         check_overflow(reference, TEXTS)
 
 

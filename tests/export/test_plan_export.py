@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from sbert_infer import CorruptError, Engine
 from sbert_infer.export import plan_export
 from sbert_infer.export.cli import main
-from sbert_infer.export.exporter import ExportOptions, export
+from sbert_infer.export.half import to_half
 from sbert_infer.plan import MODEL, open_plan
 from tests.checkpoints import TEXTS
 
@@ -71,6 +71,7 @@ def test_a_plan_without_engines(make_checkpoint: MakeCheckpoint) -> None:
     assert "tiny-bert.plan" in damaged.stderr
 
 
+@pytest.mark.usefixtures("traced")
 def test_engines_are_real(make_checkpoint: MakeCheckpoint) -> None:
     pytest.importorskip("tensorrt_rtx")
     result = invoke(make_checkpoint(), *SHORT, "--target", "sm89,SM_120")
@@ -111,6 +112,7 @@ def test_options_that_do_not_go_together(
     assert words in refused(make_checkpoint(), *arguments)
 
 
+@pytest.mark.usefixtures("traced")
 def test_buckets_follow_the_lengths_given(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     numbers = tmp_path / "lengths.txt"
     numbers.write_text("\n".join(["24"] * 90 + ["33"] * 10))
@@ -146,25 +148,25 @@ def test_activations_that_fp16_can_not_hold(copy_checkpoint: MakeCheckpoint) -> 
     assert "65504" in error
 
 
+@pytest.mark.usefixtures("traced")
 def test_nothing_is_written_if_the_vectors_differ(make_checkpoint: MakeCheckpoint) -> None:
     assert "cosine" in refused(make_checkpoint(), *SHORT, "--target", "none", "--min-cosine", "0.99999999")
 
 
-def test_pooling_by_the_kernel(make_checkpoint: MakeCheckpoint) -> None:
+@pytest.mark.usefixtures("traced")
+def test_pooling_by_the_kernel(
+    make_checkpoint: MakeCheckpoint, export_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_export, "to_half", to_half)  # in earnest: no other plan has this graph
     assert invoke(make_checkpoint(), *SHORT, "--target", "none", "--pooling", "kernel").exit_code == 0
     plan = open_plan(Path("tiny-bert.plan"))
     assert plan.pooling == "kernel"
     (output,) = onnx.load_from_string(plan.read(MODEL)).graph.output
     assert output.name == "token_embeddings"
-    with Engine(plan.path, device="cpu") as engine, Engine(_onnx(make_checkpoint()), device="cpu") as other:
+    with Engine(plan.path, device="cpu") as engine, Engine(export_checkpoint(), device="cpu") as other:
         vectors, expected = engine.encode(["a b", "c"]), other.encode(["a b", "c"])
     assert (vectors * expected).sum(1).min() > 0.9999
     assert np.abs(vectors - expected).max() < 1e-2
-
-
-def _onnx(checkpoint: Path) -> Path:
-    export(checkpoint, "tiny.onnx", ExportOptions(max_length=8))
-    return Path("tiny.onnx")
 
 
 def test_pooling_that_the_kernel_can_not_do(make_checkpoint: MakeCheckpoint) -> None:
@@ -172,6 +174,7 @@ def test_pooling_that_the_kernel_can_not_do(make_checkpoint: MakeCheckpoint) -> 
     assert "cls pooling" in refused(path, *SHORT, "--target", "none", "--pooling", "kernel")
 
 
+@pytest.mark.usefixtures("traced")
 def test_a_model_that_is_too_large(make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_export, "MAX_PROTOBUF_BYTES", 1000)
     assert "2 GB" in refused(make_checkpoint(), *SHORT, "--target", "none")

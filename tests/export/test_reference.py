@@ -114,7 +114,7 @@ def test_layer_norm(layout: str, make_checkpoint: MakeCheckpoint) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet"])
-@pytest.mark.parametrize("layer_start", [0, 2])
+@pytest.mark.parametrize("layer_start", [0, 1])
 def test_layer_pooling(layer_start: int, family: str, make_checkpoint: MakeCheckpoint) -> None:
     weighted = assert_same(make_checkpoint(family, layer_pooling=layer_start, normalize=False))
     plain = assert_same(make_checkpoint(family, normalize=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -179,70 +180,85 @@ def test_interrupted(old: Path, large: bool, make_checkpoint: MakeCheckpoint, mo
     assert contents(old.parent) == before
 
 
-# Runs the real command, but stops for good in front of a given function: then it is killed.
+# Runs the real command, but stops for good in front of a given function: then it is killed. Each time in a process of
+# its own, forked from one that has imported all there is to import, which takes seconds.
 DRIVER = """
-import sys, time
+import json, os, sys, time
 import onnx, onnx_ir as ir
 from sbert_infer import files
 from sbert_infer.export import cli, exporter, save
 
-model, moment, limit = sys.argv[1:4]
-traced = ir.from_proto(onnx.load(model))
-traced.metadata_props.clear()
-exporter.convert = lambda *args, **options: traced
-save.MAX_PROTOBUF_BYTES = int(limit)
-owner, name = {
-    "verify": (exporter, "certify"),
-    "write": (save, "_write_metadata"),
-    "commit": (files.StagedFile, "commit"),
-}[moment]
+def run(model, moment, limit, *arguments):
+    traced = ir.from_proto(onnx.load(model))
+    exporter.convert = lambda *args, **options: traced
+    save.MAX_PROTOBUF_BYTES = limit
+    owner, name = {
+        "verify": (exporter, "certify"),
+        "write": (save, "_write_metadata"),
+        "commit": (files.StagedFile, "commit"),
+    }[moment]
+    setattr(owner, name, stop)
+    cli.main(arguments)
 
 def stop(*args, **options):
-    print("stopped", flush=True)
+    print(os.getpid(), flush=True)
     time.sleep(600)
 
-setattr(owner, name, stop)
-cli.main(sys.argv[4:])
+for line in sys.stdin:
+    if child := os.fork():
+        print("ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    try:
+        run(*json.loads(line))
+    finally:
+        os._exit(1)
 """
 
+KillAt = Callable[[str, Path, int], None]
 
-def kill_at(moment: str, model: Path, checkpoint: Path, target: Path, limit: int) -> None:
-    arguments = [str(model), moment, str(limit), str(checkpoint), "-o", str(target), "--max-length", "8", "--force"]
-    with subprocess.Popen([sys.executable, "-c", DRIVER, *arguments], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "stopped\n"
-        finally:
-            process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
+
+@pytest.fixture(scope="module")
+def kill_at(make_checkpoint: MakeCheckpoint, graph_of: Callable[..., Path]) -> Iterator[KillAt]:
+    """`kill_at("verify", target, limit)`: an export to `target`, killed when it gets there."""
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as driver:
+        assert driver.stdin is not None
+        assert driver.stdout is not None
+        stdin, stdout = driver.stdin, driver.stdout
+
+        def kill(moment: str, target: Path, limit: int) -> None:
+            options = ["-o", str(target), "--max-length", "8", "--force"]
+            stdin.write(json.dumps([str(graph_of()), moment, limit, str(make_checkpoint()), *options]) + "\n")
+            answer = stdout.readline()
+            assert answer.strip().isdigit(), answer
+            os.kill(int(answer), signal.SIGKILL)
+            assert stdout.readline() == f"ended with {-signal.SIGKILL}\n"
+
+        yield kill
+        stdin.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="needs unnamed files")
 @pytest.mark.parametrize("moment", ["write", "verify", "commit"])
-def test_killed(
-    moment: str, make_checkpoint: MakeCheckpoint, export_checkpoint: MakeCheckpoint, tmp_path: Path
-) -> None:
+def test_killed(moment: str, make_checkpoint: MakeCheckpoint, kill_at: KillAt, tmp_path: Path) -> None:
     target = tmp_path / "model.onnx"
     export(make_checkpoint(), target, SHORT)
     before = contents(tmp_path)
-    kill_at(moment, export_checkpoint(), make_checkpoint(), target, limit=2**31)
+    kill_at(moment, target, 2**31)
     assert contents(tmp_path) == before
     Engine(target).close()
 
 
 @pytest.mark.parametrize("moment", ["verify", "commit"])
 def test_what_a_killed_export_of_a_large_model_leaves_goes_with_the_next(
-    moment: str,
-    make_checkpoint: MakeCheckpoint,
-    export_checkpoint: MakeCheckpoint,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    moment: str, make_checkpoint: MakeCheckpoint, kill_at: KillAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(save, "MAX_PROTOBUF_BYTES", 1000)
     target, data = tmp_path / "model.onnx", tmp_path / "model.onnx.data"
     export(make_checkpoint(), target, SHORT)
     before = {path.name: path.read_bytes() for path in (target, data)}
-    kill_at(moment, export_checkpoint(), make_checkpoint(), target, limit=1000)
+    kill_at(moment, target, 1000)
     assert {path.name: path.read_bytes() for path in (target, data)} == before
     Engine(target).close()
     assert len(list(tmp_path.iterdir())) > 2  # a folder beside it, and in the worst moment the new weights

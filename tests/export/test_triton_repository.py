@@ -32,7 +32,6 @@ from sbert_infer.profiles import make_profiles
 from sbert_infer.similarity import unit_rows
 from sbert_infer.tokenizer import Tokenizer
 from tests.checkpoints import ODD_TEXTS, TEXTS
-from tests.export.fp16 import half_of
 from tests.triton_double import (
     KIND_CPU,
     KIND_GPU,
@@ -63,7 +62,7 @@ def prompted(export_checkpoint: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plan(prompted: Path, make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plan(prompted: Path, graph_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model in FP16, without engines. It has no graph for CPUs, which Triton has no use for."""
     path = tmp_path_factory.mktemp("plan") / "bert.plan"
     artifact = open_artifact(prompted)
@@ -72,7 +71,7 @@ def plan(prompted: Path, make_checkpoint: Callable[..., Path], tmp_path_factory:
             file,
             replace(artifact.manifest, precision="fp16"),
             artifact.tokenizer_json,
-            model=half_of(make_checkpoint("bert", **PROMPTED)).content,
+            model=graph_of("bert", "half", **PROMPTED).read_bytes(),
             cpu_graph=b"",
             engines={},
             profiles=make_profiles(None, artifact.manifest.max_length, max_batch_tokens=1024),

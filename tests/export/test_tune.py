@@ -12,6 +12,7 @@ import pytest
 
 from sbert_infer.export.tune import tune
 from tests.checkpoints import LAYERS, TEXTS
+from tests.export.cases import CASES
 from tests.graphs import assert_close, nodes, run, tokens
 
 MakeCheckpoint = Callable[..., Path]
@@ -19,17 +20,19 @@ MakeCheckpoint = Callable[..., Path]
 ALONE, ALIKE, PADDED = TEXTS[:1], TEXTS[:1] * 3, TEXTS
 
 
-def test_the_same_vectors(traced: Callable[[], ir.Model], untuned: Path) -> None:
+def test_the_same_vectors(traced: Callable[[], ir.Model], export_checkpoint: MakeCheckpoint) -> None:
     plain, tuned = ir.to_proto(traced()), ir.to_proto(tune(traced()))
     assert len(nodes(plain, "BiasGelu")) == len(nodes(tuned, "Gelu")) == len(nodes(tuned, "Gemm")) == LAYERS
     assert not nodes(tuned, "BiasGelu")
     for texts in (ALONE, ALIKE, PADDED):
-        inputs = tokens(untuned, texts)
+        inputs = tokens(export_checkpoint(), texts)
         assert inputs["attention_mask"].all() == (texts is not PADDED)
         assert_close(run(tuned, inputs), run(plain, inputs), 1e-6)
 
 
-def test_the_mask_counts_where_there_is_padding(traced: Callable[[], ir.Model], untuned: Path) -> None:
+def test_the_mask_counts_where_there_is_padding(
+    traced: Callable[[], ir.Model], export_checkpoint: MakeCheckpoint
+) -> None:
     """Without the branch that has a mask, padded texts, and no others, get other vectors."""
     tuned = ir.to_proto(tune(traced()))
     unmasked = onnx.ModelProto()
@@ -38,7 +41,7 @@ def test_the_mask_counts_where_there_is_padding(traced: Callable[[], ir.Model], 
         branches = {attribute.name: attribute.g for attribute in node.attribute}
         (masked,) = branches["else_branch"].node
         masked.input[4] = ""
-    alike, padded = tokens(untuned, ALIKE), tokens(untuned, PADDED)
+    alike, padded = (tokens(export_checkpoint(), texts) for texts in (ALIKE, PADDED))
     np.testing.assert_array_equal(run(unmasked, alike), run(tuned, alike))
     differs = np.abs(run(unmasked, padded) - run(tuned, padded)).max(axis=1) > 1e-4
     np.testing.assert_array_equal(differs, ~padded["attention_mask"].all(axis=1))
@@ -47,6 +50,6 @@ def test_the_mask_counts_where_there_is_padding(traced: Callable[[], ir.Model], 
 @pytest.mark.parametrize(("family", "int8"), [("bert", True), ("mpnet", False)])
 def test_who_goes_without(family: str, int8: bool, export_checkpoint: MakeCheckpoint) -> None:
     """8 bits, and scores that carry a bias of their own: their attention stays one node with its mask."""
-    model = onnx.load(export_checkpoint(family, int8=int8))
+    model = onnx.load(export_checkpoint(family, int8=int8, **CASES[family]))
     assert not [node for node in model.graph.node if node.op_type == "If"]
     assert len(nodes(model, "MultiHeadAttention")) == LAYERS

@@ -16,15 +16,13 @@ import pytest
 
 from sbert_infer.errors import ParityError
 from sbert_infer.export.candidate import GraphCandidate
-from sbert_infer.export.convert import convert
 from sbert_infer.export.fuse import count_fused
 from sbert_infer.export.parity import MIN_COSINE, compare, expect
 from sbert_infer.export.reference import Reference
 from sbert_infer.export.twin import Twin, cpu_twin
 from tests.checkpoints import LAYERS, ODD_TEXTS, TEXTS
-from tests.export.fp16 import CASES, half_of
-
-MakeCheckpoint = Callable[..., Path]
+from tests.export.cases import CASES
+from tests.export.fp16 import Half
 
 ALL_TEXTS = [*TEXTS, *ODD_TEXTS]
 
@@ -50,10 +48,10 @@ class Pair:
 
 
 @pytest.fixture(scope="module", params=["camembert", "albert"])
-def pair(request: pytest.FixtureRequest, make_checkpoint: MakeCheckpoint) -> Pair:
-    half = half_of(make_checkpoint(request.param, **CASES[request.param]))
-    fused = convert(half.reference)
-    fp32 = ir.to_proto(fused).SerializeToString()
+def pair(request: pytest.FixtureRequest, half_of: Callable[..., Half], graph_of: Callable[..., Path]) -> Pair:
+    half = half_of(request.param, **CASES[request.param])
+    fp32 = graph_of(request.param, **CASES[request.param]).read_bytes()
+    fused = ir.from_proto(onnx.load_model_from_string(fp32))
     return Pair(half.reference, half.content, cpu_twin(fused, half.content), fp32)
 
 

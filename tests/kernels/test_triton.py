@@ -35,6 +35,7 @@ def triton_folder(request: pytest.FixtureRequest) -> Path:
 def run_checks(file: str, triton_folder: Path, cache: Path, **variables: str) -> None:
     path = os.pathsep.join(filter(None, [str(triton_folder), os.environ.get("PYTHONPATH")]))
     variables |= {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(cache), "EXPECTED_TRITON": str(triton_folder)}
+    variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take seconds to import, and are not needed
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / file)]
     run = subprocess.run(command, cwd=HERE.parents[1], env=os.environ | variables, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -48,13 +48,9 @@ def small(small_onnx: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-def small_plan(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_plan(export_checkpoint: Callable[..., Path]) -> Path:
     """The model of `small` as a plan without engines. Shared: change only a copy."""
-    from sbert_infer.export.exporter import ExportOptions, export
-
-    path = tmp_path_factory.mktemp("plan") / "small.plan"
-    export(make_checkpoint("bert", **PROMPTED), path, ExportOptions(fp16=True, targets=[]))
-    return path
+    return export_checkpoint("bert", fp16=True, **PROMPTED)
 
 
 @pytest.fixture(scope="session")

@@ -40,17 +40,9 @@ LONG = (" ".join(TEXTS), TEXTS[1])  # over the limit
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def artifact(reranker_onnx: Path) -> Path:
     """BERT with one label and prompts: token types, sigmoid."""
-    folder = tmp_path_factory.mktemp("reranker") / "bert"
-    return write_cross_encoder(folder, prompts={"query": "find this: "})
-
-
-@pytest.fixture(scope="module")
-def artifact(checkpoint: Path) -> Path:
-    """Its artifact."""
-    export(checkpoint, target := checkpoint.with_suffix(".onnx"))
-    return target
+    return reranker_onnx
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +53,9 @@ def reranker(artifact: Path) -> Iterator[Reranker]:
 
 
 @pytest.fixture(scope="module")
-def reference(checkpoint: Path) -> CrossEncoder:
+def reference(reranker_checkpoint: Path) -> CrossEncoder:
     """The checkpoint in sentence-transformers."""
-    return cross_encoder(checkpoint)
+    return cross_encoder(reranker_checkpoint)
 
 
 @pytest.fixture(scope="module")

@@ -13,22 +13,12 @@ import pytest
 
 from sbert_infer import Reranker
 from sbert_infer.artifact import append_metadata, open_artifact
-from sbert_infer.export.exporter import export
 from sbert_infer.serve.settings import ModelFile, Settings
-from tests.cross_encoders import write_cross_encoder
 from tests.serve.conftest import Running, start
 
 QUERY = "Who sat?"
 TEXTS = ["A cat sat.", "Rain fell on the tin roof.", "", "naïve café 🙂", "A cat sat."]
 LONG = "word " * 500
-
-
-@pytest.fixture(scope="module")
-def reranker_onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small reranker with one label."""
-    folder = write_cross_encoder(tmp_path_factory.mktemp("reranker") / "bert")
-    export(folder, target := folder.with_suffix(".onnx"))
-    return target
 
 
 @pytest.fixture(scope="module")
