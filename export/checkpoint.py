@@ -33,6 +33,14 @@ from sbert_infer.export.settings import (
     read_model_settings,
     read_transformer_settings,
 )
+from sbert_infer.export.sparse_modules import (
+    SPARSE_MODULES,
+    active_dims,
+    check_last,
+    is_sparse,
+    read_sparse_module,
+)
+from sbert_infer.export.sparse_static import SPARSE_STATIC, read_sparse_static
 from sbert_infer.export.static import MODEL_TYPE, read_static
 
 __all__ = ["Checkpoint", "read_checkpoint", "weights_sha256"]
@@ -55,6 +63,12 @@ class Checkpoint:
     truncate_dim: int | None
     do_lower_case: bool
     trust_remote_code: bool
+    max_active_dims: int | None = None  # of a sparse vector; None: any number
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the vectors are sparse."""
+        return is_sparse(self.modules)
 
     @property
     def dim(self) -> int:
@@ -91,9 +105,13 @@ def read_checkpoint(
     entries = read_entries(path, route, problems)
     first = next((entry for entry in entries if entry.kind in FIRST), Entry("Transformer", ""))
     own = (path / "modules.json").is_file()  # else sentence-transformers reads none of its own files either
-    model = read_model_settings(path / "config_sentence_transformers.json", problems) if own else ModelSettings()
+    sparse = any(entry.kind in (*SPARSE_MODULES, "SparseStaticEmbedding") for entry in entries)
+    settings = path / "config_sentence_transformers.json"
+    model = read_model_settings(settings, problems, sparse=sparse) if own else ModelSettings()
     if first.kind == "StaticEmbedding":
         body = _read_static(path, first, entries, max_length, problems)
+    elif first.kind == "SparseStaticEmbedding":
+        body = _read_sparse_static(path, first, entries, max_length, trust_remote_code, problems)
     else:
         body = _read_transformer(path, first, entries, max_length, trust_remote_code, problems)
     if problems:
@@ -112,6 +130,7 @@ def read_checkpoint(
         truncate_dim=model.truncate_dim,
         do_lower_case=body.do_lower_case,
         trust_remote_code=trust_remote_code,
+        max_active_dims=active_dims(body.modules, model.max_active_dims),
     )
 
 
@@ -121,7 +140,13 @@ def _read_transformer(
     folder = path / first.path
     own = (path / "modules.json").is_file()
     config = read_config(folder, path, trust_remote_code, problems)
-    settings = read_transformer_settings(folder, path, problems) if own else TransformerSettings()
+    task = _task(entries)
+    settings = read_transformer_settings(folder, path, problems, task=task) if own else TransformerSettings()
+    if task == "fill-mask" and first.kind == "Transformer" and settings.task is None:
+        # sentence-transformers would pool the hidden states of such a model, not the scores of words.
+        problems.append(
+            f"{first.name}: SpladePooling needs 'transformer_task': 'fill-mask' in sentence_bert_config.json"
+        )
     modules = _read_heads(path, entries, config, settings, problems) if own else _default_modules(config)
     weight_files(folder, shown(folder, path), problems)
     tokenizer = read_tokenizer(folder, path, own, trust_remote_code, problems)
@@ -129,26 +154,50 @@ def _read_transformer(
     return _Body(getattr(config, "model_type", ""), modules, limit, settings.do_lower_case)
 
 
+def _task(entries: list[Entry]) -> str:
+    """What the transformer has to do for the modules behind it."""
+    splade = any(entry.kind in ("MLMTransformer", "SpladePooling") for entry in entries)
+    return "fill-mask" if splade else "feature-extraction"
+
+
+def _read_sparse_static(
+    path: Path, first: Entry, entries: list[Entry], wanted: int | None, trust_remote_code: bool, problems: Problems
+) -> _Body:
+    """The table of weights is all there is."""
+    folder = path / first.path
+    tokenizer = read_tokenizer(folder, path, True, trust_remote_code, problems)
+    spec, limit = read_sparse_static(folder, first.name, tokenizer, problems)
+    check_last([(first.name, spec), *_read_modules(path, entries, None, problems)], problems)
+    if wanted is not None and wanted > limit:
+        problems.append(f"max length {wanted} is more than the {limit} tokens that the model allows")
+    return _Body(SPARSE_STATIC, (spec,), wanted or limit)
+
+
 def _read_static(path: Path, first: Entry, entries: list[Entry], wanted: int | None, problems: Problems) -> _Body:
     """The table's mean takes the place of Pooling."""
     width, limit = read_static(path / first.path, first.name, problems)
     mean = (first.name, PoolingSpec(width, ("mean",)))
     before = len(problems)
-    modules = [mean, *_read_modules(path, entries, problems)]
+    modules = [mean, *_read_modules(path, entries, None, problems)]
     if len(problems) == before:
         check_chain(modules, width, 0, problems)
+        check_last(modules, problems)
     if wanted is not None and wanted > limit:
         problems.append(f"max length {wanted} is more than the {limit} tokens that the model allows")
     return _Body(MODEL_TYPE, tuple(spec for _, spec in modules), wanted or limit)
 
 
-def _read_modules(path: Path, entries: list[Entry], problems: Problems) -> list[tuple[str, ModuleSpec]]:
-    """The modules behind the first, with their names."""
-    named = [
-        (entry.name, read_module(entry.kind, path / entry.path, entry.name, problems))
-        for entry in entries
-        if entry.kind in SUPPORTED
-    ]
+def _read_modules(
+    path: Path, entries: list[Entry], vocabulary: int | None, problems: Problems
+) -> list[tuple[str, ModuleSpec]]:
+    """The modules behind the first, with their names. `vocabulary` is how many words a language model scores."""
+    named: list[tuple[str, ModuleSpec | None]] = []
+    for entry in entries:
+        folder = path / entry.path
+        if entry.kind in SPARSE_MODULES:
+            named.append((entry.name, read_sparse_module(entry.kind, folder, entry.name, vocabulary, problems)))
+        elif entry.kind in SUPPORTED:
+            named.append((entry.name, read_module(entry.kind, folder, entry.name, problems)))
     return [(name, spec) for name, spec in named if spec is not None]
 
 
@@ -157,7 +206,8 @@ def _read_heads(
 ) -> tuple[ModuleSpec, ...]:
     """The modules behind the transformer, checked one by one and as a chain."""
     before = len(problems)
-    modules = _read_modules(path, entries, problems)
+    scores = _task(entries) == "fill-mask"
+    modules = _read_modules(path, entries, getattr(config, "vocab_size", None), problems)
     if config is None:
         return ()
     weighted = any(isinstance(spec, WeightedLayerPoolingSpec) for _, spec in modules)
@@ -168,7 +218,8 @@ def _read_heads(
             "sentence-transformers leaves the module out. Set it, or take the module out of modules.json"
         )
     if len(problems) == before:  # a module that could not be read would only break the chain once more
-        check_chain(modules, config.hidden_size, config.num_hidden_layers, problems)
+        check_chain(modules, config.vocab_size if scores else config.hidden_size, config.num_hidden_layers, problems)
+        check_last(modules, problems)
     return tuple(spec for _, spec in modules)
 
 

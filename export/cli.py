@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from sbert_infer import __version__
-from sbert_infer.artifact import RERANKER, Manifest
+from sbert_infer.artifact import ENCODER, MULTI_VECTOR, RERANKER, SPARSE_ENCODER, Manifest
 from sbert_infer.errors import ExportError, SbertInferError
 
 EXAMPLES = """\b
@@ -26,6 +26,7 @@ Examples:
   sbert-export model/ --fp16 --target sm89,sm120   with TensorRT-RTX engines for these GPUs inside
   sbert-export model/ --portable -o any.onnx       standard operators, for other runtimes
   sbert-export reranker/                           a cross-encoder, for Reranker("reranker.onnx")
+  sbert-export splade/                             a sparse encoder: Engine("splade.onnx") gives CSR matrices
   sbert-export --inspect model.plan                what is inside a file
   sbert-export model.onnx --triton-repository dir  serve it with Triton Inference Server
   sbert-export sentence-transformers/all-MiniLM-L6-v2
@@ -70,7 +71,8 @@ much, nothing is, and the exit code is 1.
     "--outputs",
     metavar="NAMES",
     default="sentence",
-    help="sentence, or sentence,tokens: the graph also gives a vector for each token. [sentence]",
+    help="sentence, or sentence,tokens: the graph also gives a vector for each token; "
+    "of bge-m3 sentence,sparse,multi. [sentence]",
 )
 @click.option("--route", metavar="NAME", help="Which route to export, of a model that has several (Router, Asym).")
 @click.option("--min-cosine", type=float, metavar="X", help="Lowest cosine accepted. [0.9999; fp16: 0.999; int8: 0.98]")
@@ -145,6 +147,7 @@ def main(
             _import("triton_repository").check_repository(path, triton_repository, force)
         manifest = exporter.export(checkpoint, path, options, step=_silent_step if quiet else _printed_step)
         _warn_unfused(manifest, portable)
+        _warn_plain(Path(checkpoint), manifest)
         if not quiet:
             click.echo(_summary(manifest, path, portable))
         if triton_repository is not None:
@@ -237,6 +240,14 @@ def _warn_unfused(manifest: Manifest, portable: bool) -> None:
         click.echo(f"warning: not all of the graph was fused ({', '.join(missing)}): it is right, but slower", err=True)
 
 
+def _warn_plain(checkpoint: Path, manifest: Manifest) -> None:
+    """A language model, a reranker among them, becomes a sentence encoder as easily as any transformer does."""
+    plain = checkpoint.is_dir() and not (checkpoint / "modules.json").is_file() and manifest.kind == ENCODER
+    if plain:
+        message = "no modules.json: taken as a plain transformer with mean pooling, as sentence-transformers would"
+        click.echo(f"warning: {checkpoint} has {message}", err=True)
+
+
 def _summary(manifest: Manifest, path: Path, portable: bool) -> str:
     fusion = manifest.fusion
     size = sum(file.stat().st_size for file in [path, *(path.parent / f.name for f in manifest.data_files)])
@@ -248,7 +259,8 @@ def _summary(manifest: Manifest, path: Path, portable: bool) -> str:
         graph = f"fused    {nodes}; skip-layer-norm kept apart as add and norm, which is faster"
     if not fusion["layers"]:
         graph = "graph    a lookup and a mean: there is nothing to fuse"
-    use = "Reranker({!r}).rank(query, [...])" if manifest.kind == RERANKER else "Engine({!r}).encode([...])"
+    uses = {RERANKER: "Reranker({!r}).rank(query, [...])", MULTI_VECTOR: "Engine({!r}).encode_query([...])"}
+    use = uses.get(manifest.kind, "Engine({!r}).encode([...])")
     lines = [
         f"{path}  {size / 1e6:.1f} MB, {manifest.precision}, weights sha256 {manifest.weights_sha256[:12]}",
         f"  {graph}",
@@ -265,7 +277,12 @@ def _parity(manifest: Manifest) -> str:
         difference = f"max-abs {parity['max_abs']:.1e} of scores that spread by {parity['spread']:.1e}"
         return f"{difference}, {parity['rank_agreement']:.2%} in the same order, on {parity['pairs']} pairs"
     cosine = f"cosine min {parity['min_cosine']:.6f}, mean {parity['mean_cosine']:.6f}"
-    difference = f"max-abs {parity['max_abs']:.1e}, top-10 overlap {parity['top10_overlap']:.1%}"
+    difference = f"max-abs {parity['max_abs']:.1e}"
+    if manifest.kind == MULTI_VECTOR:
+        return f"{cosine}, {difference} of the tokens of {parity['texts']} texts"
+    difference += f", top-10 overlap {parity['top10_overlap']:.1%}"
+    if manifest.kind == SPARSE_ENCODER:
+        difference += f", {parity['active_overlap']:.2%} of {parity['active_dims']:.0f} active dimensions"
     return f"{cosine}, {difference}, on {parity['texts']} texts"
 
 

@@ -14,8 +14,9 @@ from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from torch import Tensor, nn
 
 import sbert_infer
-from sbert_infer.artifact import PRODUCER, SENTENCE, TOKENS
+from sbert_infer.artifact import PRODUCER, SENTENCE, SPARSE, TOKENS
 from sbert_infer.errors import ExportError
+from sbert_infer.export.bge_m3 import TokenHeads
 from sbert_infer.export.checkpoint import Checkpoint
 from sbert_infer.export.constants import share_equal_constants
 from sbert_infer.export.fuse import fuse
@@ -27,13 +28,17 @@ __all__ = ["OPSET", "convert", "quiet_tracer", "tidy", "trace"]
 OPSET = 18  # the newest whose graphs onnxscript's fusions for onnxruntime recognise
 
 
-def convert(reference: Reference, *, portable: bool = False, token_output: bool = False) -> ir.Model:
+def convert(
+    reference: Reference, *, portable: bool = False, token_output: bool = False, heads: TokenHeads | None = None
+) -> ir.Model:
     """Convert `reference`. A portable graph has standard operators only; else it is fused for onnxruntime.
 
-    With `token_output` the graph has a second output, `token_embeddings` [batch, length, width].
+    With `token_output` the graph has a second output, `token_embeddings` [batch, length, width], with `heads` theirs.
     """
-    module = _WithTokens(reference) if token_output else reference
-    outputs = (SENTENCE, TOKENS) if token_output else (SENTENCE,)
+    module = _WithTokens(reference, heads) if token_output or heads else reference
+    outputs: tuple[str, ...] = (SPARSE if reference.checkpoint.is_sparse else SENTENCE,)
+    if module is not reference:
+        outputs = (SENTENCE, *heads.outputs) if heads else (SENTENCE, TOKENS)
     prompt = not reference.checkpoint.pooling.include_prompt
     with quiet_tracer():
         with plain_operators(reference.encoder) if portable else _fused_operators(reference):
@@ -52,17 +57,18 @@ def _fused_operators(reference: Reference) -> AbstractContextManager[None]:
 
 
 class _WithTokens(nn.Module):
-    """The sentence vectors, and the token vectors that they are pooled from."""
+    """The sentence vectors, and the token vectors that they are pooled from, or what `heads` make of these."""
 
-    def __init__(self, reference: Reference) -> None:
+    def __init__(self, reference: Reference, heads: TokenHeads | None = None) -> None:
         super().__init__()
-        self.reference = reference
+        self.reference, self.heads = reference, heads
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, prompt_length: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         tokens = self.reference.token_vectors(input_ids, attention_mask)
-        return self.reference.pool(tokens, attention_mask, prompt_length), tokens
+        more = (tokens,) if self.heads is None else self.heads(tokens)
+        return self.reference.pool(tokens, attention_mask, prompt_length), *more
 
 
 def trace(

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from sbert_infer.export.modules import SUPPORTED, Problems, read_json, unknown_keys
 from sbert_infer.export.settings import SENTENCE_CONFIGS
+from sbert_infer.export.sparse_modules import SPARSE_MODULES
 
 __all__ = ["FIRST", "REFUSED", "Entry", "read_entries"]
 
-FIRST = ("Transformer", "StaticEmbedding")
+FIRST = ("Transformer", "MLMTransformer", "StaticEmbedding", "SparseStaticEmbedding")
 ROUTERS = ("Router", "Asym")
-_SPARSE = "it makes sparse vectors, and an artifact holds dense ones"
 _OWN_TOKENIZER = "its tokenizer is Python code, which an artifact can't carry"
 # Modules of sentence-transformers that can't be converted, and why.
 REFUSED = {
-    "SpladePooling": _SPARSE,
-    "MLMTransformer": _SPARSE,
-    "SparseAutoEncoder": _SPARSE,
-    "SparseStaticEmbedding": _SPARSE,
     "WordEmbeddings": _OWN_TOKENIZER,
     "BoW": _OWN_TOKENIZER,
     "WordWeights": "it weighs the words of a WordEmbeddings, whose tokenizer is Python code",
     "CNN": "it mixes tokens with the padding beside them, so a vector depends on its batch",
     "LSTM": "it runs over tokens one by one, which is not worth an artifact",
     "CLIPModel": "it encodes images, and an artifact takes texts",
-    "MultiVectorMask": "it gives a vector for each token, and an artifact one for each text",
-    "TokenPooling": "it gives several vectors for a text, and an artifact one",
+    "MultiVectorMask": "it is for a MultiVectorEncoder, which config_sentence_transformers.json does not name",
+    "HierarchicalTokenPooling": "it merges a document's vectors into clusters, which an artifact can't",
+    "LambdaTokenPooling": "it is Python code, which an artifact can't carry",
     "LogitScore": "it scores pairs of texts, and an artifact encodes texts",
 }
 
@@ -46,8 +44,13 @@ class Entry:
         return self.path or self.kind
 
 
-def read_entries(path: Path, route: str | None, problems: Problems) -> list[Entry]:
-    """The entries of modules.json; without one, a transformer alone. A router is replaced by its modules of `route`."""
+def read_entries(
+    path: Path, route: str | None, problems: Problems, types: Mapping[str, str] | None = None
+) -> list[Entry]:
+    """The entries of modules.json; without one, a transformer alone. A router is replaced by its modules of `route`.
+
+    `types` are dotted types that are allowed beyond the common ones, and what they are read as.
+    """
     if not (path / "modules.json").is_file():
         ours = [name for name in (*SENTENCE_CONFIGS, "config_sentence_transformers.json") if (path / name).is_file()]
         problems += [f"modules.json is missing, though {name} is there: is the copy complete?" for name in ours]
@@ -55,7 +58,7 @@ def read_entries(path: Path, route: str | None, problems: Problems) -> list[Entr
     entries: list[Entry] = []
     routed = False
     for item in read_json(path / "modules.json", "modules.json", problems, list):
-        entry = _read_entry(item, problems)
+        entry = _read_entry(item, types or {}, problems)
         if entry is not None:
             entries += _read_route(path, entry, route, problems) if entry.kind in ROUTERS else [entry]
             routed = routed or entry.kind in ROUTERS
@@ -76,22 +79,26 @@ def _check_first(kinds: list[str], problems: Problems) -> None:
         )
 
 
-def _read_entry(item: Any, problems: Problems) -> Entry | None:
+def _read_entry(item: Any, types: Mapping[str, str], problems: Problems) -> Entry | None:
     if not isinstance(item, dict) or not isinstance(item.get("type"), str) or not isinstance(item.get("path"), str):
         problems.append(f"modules.json: every module needs a 'type' and a 'path', not {item!r}")
         return None
     unknown_keys(item, ("idx", "name", "path", "type", "kwargs"), "modules.json", problems)
-    return _checked(item["type"], item["path"], "modules.json", problems)
+    return _checked(item["type"], item["path"], "modules.json", problems, types)
 
 
-def _checked(kind: str, path: str, file: str, problems: Problems) -> Entry | None:
+def _checked(
+    kind: str, path: str, file: str, problems: Problems, types: Mapping[str, str] | None = None
+) -> Entry | None:
     """The module of the dotted type `kind` in the folder `path`, if it is one of ours and inside the checkpoint."""
     windows = PureWindowsPath(path)  # knows both kinds of slash, and drives
     if windows.anchor or ".." in windows.parts:
         problems.append(f"{file}: the path {path!r} leads out of the checkpoint")
         return None
+    if types and kind in types:
+        return Entry(types[kind], path)
     package, _, name = kind.rpartition(".")
-    supported = (*FIRST, *ROUTERS, *SUPPORTED)
+    supported = (*FIRST, *ROUTERS, *SUPPORTED, *SPARSE_MODULES)
     if package.startswith("sentence_transformers.") and name in supported:
         return Entry(name, path)
     why = REFUSED.get(name) if package.startswith("sentence_transformers.") else None

@@ -8,11 +8,14 @@ from pathlib import Path
 
 from sbert_infer.artifact import Manifest
 from sbert_infer.errors import ExportError
+from sbert_infer.export.bge_m3 import check_heads, load_heads
 from sbert_infer.export.convert import convert
 from sbert_infer.export.cross_encoder import is_cross_encoder
 from sbert_infer.export.cross_encoder_export import export_cross_encoder
 from sbert_infer.export.fuse import count_fused
 from sbert_infer.export.int8 import Batch, quantize
+from sbert_infer.export.multi_vector import is_multi_vector
+from sbert_infer.export.multi_vector_export import export_multi_vector
 from sbert_infer.export.options import ExportOptions, Step, default_output, silent
 from sbert_infer.export.parity import MIN_COSINE, certify
 from sbert_infer.export.plan_export import export_plan
@@ -20,6 +23,7 @@ from sbert_infer.export.probe import SENTENCES
 from sbert_infer.export.reference import Reference
 from sbert_infer.export.save import check_free, check_writable, stage
 from sbert_infer.export.source import load
+from sbert_infer.export.sparse_parity import certify_sparse, some_texts
 from sbert_infer.export.token_parity import check_tokens
 from sbert_infer.export.tune import tune
 
@@ -42,6 +46,10 @@ def export(
     write = export_plan if options.fp16 else export_onnx
     if is_cross_encoder(source, trust_remote_code=options.trust_remote_code):
         write = export_cross_encoder
+    elif is_multi_vector(source, trust_remote_code=options.trust_remote_code):
+        write = export_multi_vector
+    if options.all_outputs and write is not export_onnx:
+        raise ExportError("--outputs sparse,multi is for sentence encoders that have such layers: leave it out")
     return write(source, target, options, step)
 
 
@@ -49,8 +57,13 @@ def export_onnx(source: str | Path, target: Path, options: ExportOptions, step: 
     """`export` to an ONNX model."""
     loaded = load(source, options, step)
     reference, texts = loaded.reference, loaded.texts
+    check = certify
+    if reference.checkpoint.is_sparse:
+        check, texts = certify_sparse, some_texts(texts, reference.checkpoint.dim)
     with step("convert", "int8, fused" if options.int8 else "portable" if options.portable else "fused", 0):
-        model = convert(reference, portable=options.portable, token_output=options.token_output)
+        heads = load_heads(reference) if options.all_outputs else None
+        more = {"token_output": options.token_output} if heads is None else {"heads": heads}
+        model = convert(reference, portable=options.portable, **more)
         fused = count_fused(model, reference.layers, reference.gelu_layers)
         draft = replace(loaded.draft, fusion=asdict(fused))
         if options.int8:
@@ -60,9 +73,11 @@ def export_onnx(source: str | Path, target: Path, options: ExportOptions, step: 
     threshold = options.min_cosine or MIN_COSINE[options.precision]
     with stage(model, draft, loaded.tokenizer_json, target) as artifact:
         with step("verify", f"{len(texts)} texts against eager PyTorch", 2 * len(texts)) as progress:
-            certificate = certify(artifact.path, reference, texts, threshold, progress)
+            certificate = check(artifact.path, reference, texts, threshold, progress)
             if options.token_output:
                 check_tokens(artifact.path, reference, texts[::_EVERY], threshold)
+            if heads is not None:
+                check_heads(artifact.path, reference, heads, texts[::_EVERY], threshold, options.precision)
         with step("save", str(target), 0):
             check_free(target, options.force)  # again: this took a while
             return artifact.commit(replace(draft, parity=certificate.to_dict()))

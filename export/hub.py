@@ -33,7 +33,14 @@ def needed_files(files: Iterable[str], trust_remote_code: bool = False) -> list[
     """Of a repository's files those that a checkpoint is read from: `.bin` only where there is no safetensors."""
     paths = [PurePosixPath(file) for file in files]
     safe = {path.parent for path in paths if path.match("model*.safetensors")}
-    patterns = ["*.json", "*.txt", "*.model", "model*.safetensors", *(["*.py"] if trust_remote_code else [])]
+    patterns = [
+        "*.json",
+        "*.txt",
+        "*.model",
+        "model*.safetensors",
+        "*_linear.pt",
+        *(["*.py"] if trust_remote_code else []),
+    ]
     return [
         str(path)
         for path in paths

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from sbert_infer.artifact import RERANKER, Artifact, Manifest, open_artifact
+from sbert_infer.artifact import MULTI_VECTOR, RERANKER, SPARSE_ENCODER, Artifact, Manifest, open_artifact
+from sbert_infer.multi_vector import role_of
 from sbert_infer.plan import Plan
 
 __all__ = ["inspect"]
@@ -25,7 +26,7 @@ def inspect(path: Path) -> str:
 def _model(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """What every artifact says."""
     yield "model", f"{manifest.name} ({manifest.architecture}), weights sha256 {manifest.weights_sha256}"
-    yield from _scores(manifest) if manifest.kind == RERANKER else _vectors(manifest)
+    yield from {RERANKER: _scores, MULTI_VECTOR: _token_vectors}.get(manifest.kind, _vectors)(manifest)
     for name, prompt in manifest.prompts.items():
         default = "  (default)" if name == manifest.default_prompt_name else ""
         yield "prompt", f"{name}: {json.dumps(prompt, ensure_ascii=False)}{default}"
@@ -34,9 +35,22 @@ def _model(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _vectors(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    yield "vectors", f"{manifest.dim} dimensions, texts of up to {manifest.max_length} tokens, {manifest.similarity}"
+    dims = f"{manifest.dim} dimensions"
+    if manifest.kind == SPARSE_ENCODER:
+        dims += f", sparse, at most {manifest.max_active_dims} active" if manifest.max_active_dims else ", sparse"
+    yield "vectors", f"{dims}, texts of up to {manifest.max_length} tokens, {manifest.similarity}"
     pooling = " + ".join(manifest.pooling) + (", scaled to length 1" if manifest.normalized else "")
     yield "pooling", pooling + ("" if manifest.include_prompt else ", without the prompt")
+
+
+def _token_vectors(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    scaled = ", scaled to length 1" if manifest.normalized else ""
+    yield "vectors", f"{manifest.dim} dimensions for each token{scaled}, {manifest.similarity}"
+    for task in ("query", "document"):
+        role = role_of(manifest, task)
+        filled = f", filled up to {role.expand_to} tokens" if role.expand_to else ""
+        skipped = f", {len(role.skip_ids)} kinds of tokens left out" if role.skip_ids else ""
+        yield task, f"up to {role.max_length} tokens{filled}{skipped}"
 
 
 def _scores(manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -161,8 +161,13 @@ def unknown_keys(config: dict[str, Any], known: Iterable[str], name: str, proble
     problems += [f"{name}: unknown key '{key}' (= {config[key]!r})" for key in config if key not in set(known)]
 
 
-def read_module(kind: str, folder: Path, name: str, problems: Problems) -> ModuleSpec | None:
-    """The module of class `kind` saved in `folder`, shown as `name`; None for Dropout and after a problem."""
+def read_module(
+    kind: str, folder: Path, name: str, problems: Problems, *, feature: str = "sentence_embedding"
+) -> ModuleSpec | None:
+    """The module of class `kind` saved in `folder`, shown as `name`; None for Dropout and after a problem.
+
+    `feature` is what it has to read and write.
+    """
     if kind in ("Normalize", "Dropout"):
         has_config = (folder / "config.json").is_file()  # Normalize has one only since it can name its input
         config = read_json(folder / "config.json", f"{name}/config.json", problems) if has_config else {}
@@ -172,6 +177,8 @@ def read_module(kind: str, folder: Path, name: str, problems: Problems) -> Modul
             return None
     before = len(problems)
     spec = _READERS[kind](config, folder, f"{name}/config.json", problems)
+    if kind in ("Dense", "Normalize"):
+        _check_features(config, feature, f"{name}/config.json", problems)
     if len(problems) > before:
         return None
     if isinstance(spec, DenseSpec | LayerNormSpec | WeightedLayerPoolingSpec):
@@ -211,7 +218,6 @@ def _read_pooling(config: dict[str, Any], folder: Path, name: str, problems: Pro
 def _read_dense(config: dict[str, Any], folder: Path, name: str, problems: Problems) -> DenseSpec:
     known = ("in_features", "out_features", "bias", "activation_function", "use_residual")
     unknown_keys(config, (*known, *_FEATURES), name, problems)
-    _check_features(config, name, problems)
     path = config.get("activation_function", "torch.nn.Tanh")
     match = _ACTIVATION_PATH.fullmatch(str(path))
     activation = match[1] if match else ""
@@ -236,7 +242,6 @@ def _read_layer_norm(config: dict[str, Any], folder: Path, name: str, problems: 
 
 def _read_normalize(config: dict[str, Any], folder: Path, name: str, problems: Problems) -> NormalizeSpec:
     unknown_keys(config, _FEATURES, name, problems)
-    _check_features(config, name, problems)
     return NormalizeSpec()
 
 
@@ -269,11 +274,11 @@ _READERS: dict[str, Callable[[dict[str, Any], Path, str, Problems], ModuleSpec |
 SUPPORTED = tuple(_READERS)
 
 
-def _check_features(config: dict[str, Any], name: str, problems: Problems) -> None:
-    """A module may read and write the sentence vector only."""
+def _check_features(config: dict[str, Any], feature: str, name: str, problems: Problems) -> None:
+    """A module may read and write `feature` only."""
     for key in _FEATURES:
-        if config.get(key) not in (None, "sentence_embedding"):
-            problems.append(f"{name}: '{key}' is {config[key]!r}; only 'sentence_embedding' is supported")
+        if config.get(key) not in (None, feature):
+            problems.append(f"{name}: '{key}' is {config[key]!r}; only '{feature}' is supported")
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

@@ -30,7 +30,8 @@ class ExportOptions:
     targets: Sequence[str] | None = None  # GPUs to build engines for; this machine's, if it has one, by default
     max_batch_tokens: int = MAX_BATCH_TOKENS  # that an engine of a plan takes at once
     pooling: str = "graph"  # or "kernel": a plan's vectors are pooled by the Triton kernel
-    outputs: Sequence[str] = ("sentence",)  # of the graph, and "tokens": a vector for each token, too
+    # Of the graph, and "tokens": a vector for each token, too; or "sparse" and "multi": what bge-m3 has beside it.
+    outputs: Sequence[str] = ("sentence",)
     min_cosine: float | None = None  # the parity threshold; by precision if not given
     route: str | None = None  # which one, of a model that has several (Router)
     force: bool = False  # replace an existing file
@@ -45,10 +46,13 @@ class ExportOptions:
             raise ExportError("--lengths, --target and --pooling are for --fp16")
         if self.pooling not in ("graph", "kernel"):
             raise ExportError(f"the pooling of a plan must be 'graph' or 'kernel', got {self.pooling!r}")
-        if unknown := [name for name in self.outputs if name not in ("sentence", "tokens")]:
-            raise ExportError(f"--outputs takes sentence and tokens, got {', '.join(map(repr, unknown))}")
-        if "sentence" not in self.outputs or (self.fp16 and self.token_output):
+        if unknown := [name for name in self.outputs if name not in ("sentence", "tokens", "sparse", "multi")]:
+            takes = "--outputs takes sentence,sparse,multi of a bge-m3, and else takes sentence and tokens"
+            raise ExportError(f"{takes}, got {', '.join(map(repr, unknown))}")
+        if "sentence" not in self.outputs or (self.fp16 and len(self.outputs) > 1):
             raise ExportError("--outputs must name sentence, and for --fp16 nothing else")
+        if self.all_outputs and set(self.outputs) != {"sentence", "sparse", "multi"}:
+            raise ExportError("--outputs sparse and multi go together: sentence,sparse,multi")
         if self.min_cosine is not None and not 0 < self.min_cosine <= 1:
             raise ExportError(f"the lowest cosine accepted must be above 0 and at most 1, got {self.min_cosine}")
 
@@ -56,6 +60,11 @@ class ExportOptions:
     def token_output(self) -> bool:
         """Whether the graph gives token vectors, too."""
         return "tokens" in self.outputs
+
+    @property
+    def all_outputs(self) -> bool:
+        """Whether the graph gives what bge-m3 has beside sentence vectors, too."""
+        return "sparse" in self.outputs or "multi" in self.outputs
 
     @property
     def precision(self) -> str:

@@ -30,12 +30,24 @@ from sbert_infer.export.modules import (
 )
 from sbert_infer.export.pooling import Pooling
 from sbert_infer.export.pretrained import ENCODERS, load_tokenizer, quiet_transformers
+from sbert_infer.export.sparse_modules import AutoEncoderSpec, PresenceSpec, SpladeSpec
+from sbert_infer.export.sparse_reference import LanguageModel, build_sparse_module
+from sbert_infer.export.sparse_static import SPARSE_STATIC, WordEncoder, without_special_tokens
 from sbert_infer.export.static import MODEL_TYPE, StaticEncoder, StaticTokenizer
 
-__all__ = ["Reference", "count_gelu_layers", "load_reference", "weight_problems"]
+__all__ = [
+    "Encoder",
+    "Reference",
+    "build_module",
+    "count_gelu_layers",
+    "load_encoder",
+    "load_reference",
+    "weight_problems",
+]
 
 # Weights that may be missing: the vectors are pooled from the last layer, not taken from the model's own pooler.
 _UNUSED = re.compile(r"(^|\.)pooler\.")
+_NOTHING = re.compile(r"(?!)")  # matches no weight
 # Weights that may be left over: heads of the training task, and buffers that older versions stored.
 _LEFT_OVER = re.compile(
     r"(^|\.)(pooler|cls|lm_head|qa_outputs|(pre_)?classifier|score|predictions|sop_classifier|decoder|dropout|"
@@ -98,8 +110,10 @@ class WeightedLayerPooling(nn.Module):
         return (weights * stacked).sum(dim=0) / self.layer_weights.sum()
 
 
-def build_module(spec: ModuleSpec) -> nn.Module:
-    """The module in FP32 with its weights."""
+def build_module(spec: ModuleSpec, encoder: nn.Module) -> nn.Module:
+    """The module behind `encoder` in FP32 with its weights."""
+    if isinstance(spec, SpladeSpec | PresenceSpec | AutoEncoderSpec):
+        return build_sparse_module(spec, encoder)
     if isinstance(spec, PoolingSpec):
         return Pooling(spec)
     if isinstance(spec, NormalizeSpec):
@@ -129,7 +143,8 @@ class Encoder(nn.Module):
     @property
     def gelu_layers(self) -> int:
         """How many of them have a GELU, exact or approximate, as their activation."""
-        return count_gelu_layers(self.encoder.config)
+        count = count_gelu_layers(self.encoder.config)
+        return count + (count > 0 and isinstance(self.encoder, LanguageModel))  # whose head has one, too
 
 
 class Reference(Encoder):
@@ -140,8 +155,8 @@ class Reference(Encoder):
         self.checkpoint = checkpoint
         self.tokenizer = tokenizer
         self.encoder = encoder
-        modules = [build_module(spec) for spec in checkpoint.modules]
-        at = next(i for i, module in enumerate(modules) if isinstance(module, Pooling))
+        modules = [build_module(spec, encoder) for spec in checkpoint.modules]
+        at = next(i for i, spec in enumerate(checkpoint.modules) if isinstance(spec, PoolingSpec))
         self.layer_pooling = modules[0] if isinstance(modules[0], WeightedLayerPooling) else None
         self.pooling = modules[at]
         self.head = nn.Sequential(*modules[at + 1 :])
@@ -198,6 +213,17 @@ def count_gelu_layers(config: Any) -> int:
     return int(config.num_hidden_layers) if "gelu" in str(name) else 0
 
 
+def load_encoder(checkpoint: Checkpoint, besides: Sequence[str] = ()) -> Any:
+    """The transformer alone; the weights `besides` are not its own. Raises `CheckpointError` as `load_reference`."""
+    with quiet_transformers():
+        encoder, info = load_pretrained(checkpoint)
+    info["unexpected_keys"] = set(info["unexpected_keys"]) - set(besides)
+    if problems := list(weight_problems(info, unused=_UNUSED)):
+        raise CheckpointError(checkpoint.source, problems)
+    encoder.config.use_cache = False
+    return encoder
+
+
 def load_reference(checkpoint: Checkpoint, *, attention: Literal["sdpa", "eager"] = "sdpa") -> Reference:
     """Load the weights in FP32, whatever they are stored in.
 
@@ -206,12 +232,16 @@ def load_reference(checkpoint: Checkpoint, *, attention: Literal["sdpa", "eager"
     """
     if checkpoint.model_type == MODEL_TYPE:
         return Reference(checkpoint, StaticEncoder(checkpoint.transformer_path), _static_tokenizer(checkpoint))
+    if checkpoint.model_type == SPARSE_STATIC:
+        return Reference(checkpoint, WordEncoder(), without_special_tokens(load_tokenizer(checkpoint)))
     with quiet_transformers():
         encoder, info = _load_encoder(checkpoint, attention)
-    problems = list(weight_problems(info, unused=_UNUSED))
+    scores = isinstance(checkpoint.pooling, SpladeSpec)
+    problems = list(weight_problems(info, unused=_NOTHING if scores else _UNUSED))
     if problems:
         raise CheckpointError(checkpoint.source, problems)
     encoder.config.use_cache = False  # of keys and values, which a decoder would fill for nothing
+    encoder = LanguageModel(encoder, checkpoint.source) if scores else encoder
     return Reference(checkpoint, encoder, load_tokenizer(checkpoint))
 
 
@@ -222,9 +252,17 @@ def _static_tokenizer(checkpoint: Checkpoint) -> StaticTokenizer:
 
 
 def _load_encoder(checkpoint: Checkpoint, attention: str) -> tuple[Any, dict[str, Any]]:
-    model_class = getattr(transformers, ENCODERS.get(checkpoint.model_type, "AutoModel"))
+    scores = isinstance(checkpoint.pooling, SpladeSpec)
+    return load_pretrained(checkpoint, "AutoModelForMaskedLM" if scores else None, attention)
+
+
+def load_pretrained(
+    checkpoint: Checkpoint, model_class: str | None = None, attention: str = "sdpa"
+) -> tuple[Any, dict[str, Any]]:
+    """The transformer in FP32, and what transformers says of its weights. Its class is the encoder's, if not given."""
+    loader = getattr(transformers, model_class or ENCODERS.get(checkpoint.model_type, "AutoModel"))
     try:
-        encoder, info = model_class.from_pretrained(
+        encoder, info = loader.from_pretrained(
             checkpoint.transformer_path,
             dtype=torch.float32,
             attn_implementation=None if attention == "sdpa" else attention,  # None: sdpa where the model has it

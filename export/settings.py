@@ -10,10 +10,12 @@ from sbert_infer.export.hub import shown
 from sbert_infer.export.modules import Problems, read_json, unknown_keys
 
 __all__ = [
+    "ROLE_KEYS",
     "SENTENCE_CONFIGS",
     "ModelSettings",
     "TransformerSettings",
     "read_model_settings",
+    "read_prompts",
     "read_transformer_settings",
 ]
 
@@ -21,6 +23,7 @@ SENTENCE_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+ROLE_KEYS = ("query_length", "document_length", "query_expansion")
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 # Old `*_args` and new `*_kwargs` that leave FP32 vectors as they are, or that we apply ourselves.
 _KNOWN_ARGS = {
@@ -32,6 +35,7 @@ _KNOWN_ARGS = {
 _OUTPUTS = {
     "feature-extraction": ("token_embeddings", "last_hidden_state"),
     "sequence-classification": ("scores", "logits"),
+    "fill-mask": ("token_embeddings", "logits"),
 }
 _ARGS = {
     "model_args": "model",
@@ -50,23 +54,30 @@ class TransformerSettings:
     max_length: int | None = None
     do_lower_case: bool = False
     output_hidden_states: bool = False
+    by_role: dict[str, Any] = field(default_factory=dict)  # of a multi-vector encoder: what is set of `ROLE_KEYS`
+    task: str | None = None  # as the file has it
 
 
 def read_transformer_settings(
-    folder: Path, root: Path, problems: Problems, *, task: str = "feature-extraction"
+    folder: Path, root: Path, problems: Problems, *, task: str = "feature-extraction", roles: bool = False
 ) -> TransformerSettings:
-    """The transformer module's settings, whichever of its file names is there; none is fine. `task` is what it does."""
+    """The transformer module's settings, whichever of its file names is there; none is fine.
+
+    `task` is what it does, `roles` whether queries and documents may be prepared in different ways.
+    """
     file = next((folder / name for name in SENTENCE_CONFIGS if (folder / name).is_file()), None)
     if file is None:
         return TransformerSettings()
     name = f"{shown(folder, root)}{file.name}"
     config = read_json(file, name, problems)
     plain = ("max_seq_length", "do_lower_case", "modality_config", "processing_kwargs", "unpad_inputs")
-    unset = ("tokenizer_name_or_path", "query_length", "document_length", "query_expansion")
+    unset = ("tokenizer_name_or_path", *ROLE_KEYS)
     module_output, model_output = _OUTPUTS[task]
     fixed = {"transformer_task": task, "module_output_name": module_output}
     unknown_keys(config, (*plain, *unset, *fixed, *_ARGS), name, problems)
-    problems += [f"{name}: '{key}' is not supported yet" for key in unset if config.get(key) is not None]
+    problems += [
+        f"{name}: '{key}' is not supported yet" for key in unset[: 1 if roles else None] if config.get(key) is not None
+    ]
     for key, value in fixed.items():
         if config.get(key, value) != value:
             problems.append(f"{name}: '{key}' is {config[key]!r}; only '{value}' is supported")
@@ -77,7 +88,11 @@ def read_transformer_settings(
         problems.append(f"{name}: 'max_seq_length' must be an integer, not {length!r}")
         length = None
     return TransformerSettings(
-        length, bool(config.get("do_lower_case")), bool(args["config"].get("output_hidden_states"))
+        length,
+        bool(config.get("do_lower_case")),
+        bool(args["config"].get("output_hidden_states")),
+        {key: config[key] for key in ROLE_KEYS if config.get(key) is not None},
+        config.get("transformer_task"),
     )
 
 
@@ -113,26 +128,33 @@ class ModelSettings:
     default_prompt_name: str | None = None
     similarity: str = "cosine"
     truncate_dim: int | None = None
+    max_active_dims: int | None = None  # of a sparse encoder
 
 
-def read_model_settings(file: Path, problems: Problems) -> ModelSettings:
-    """The settings of the whole model; none is fine."""
+def read_model_settings(file: Path, problems: Problems, *, sparse: bool = False) -> ModelSettings:
+    """The settings of the whole model; none is fine. `sparse` is whether its modules make sparse vectors."""
     config = read_json(file, file.name, problems) if file.is_file() else {}
     known = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "model_type")
-    unknown_keys(config, (*known, "__version__", "requirements"), file.name, problems)
-    if config.get("model_type", "SentenceTransformer") != "SentenceTransformer":
-        problems.append(f"{file.name}: a {config['model_type']} is not supported yet, only a SentenceTransformer")
-    prompts = _read_prompts(config, file.name, problems)
-    similarity = config.get("similarity_fn_name") or "cosine"
+    own = ("max_active_dims",) if sparse else ()
+    unknown_keys(config, (*known, *own, "__version__", "requirements"), file.name, problems)
+    kind = "SparseEncoder" if sparse else "SentenceTransformer"
+    if config.get("model_type", kind) != kind:
+        problems.append(f"{file.name}: a {config['model_type']} is not supported, with these modules only a {kind}")
+    prompts = read_prompts(config, file.name, problems)
+    similarity = config.get("similarity_fn_name") or ("dot" if sparse else "cosine")
     if similarity not in _SIMILARITIES:
         problems.append(f"{file.name}: unknown similarity {similarity!r} (known: {', '.join(_SIMILARITIES)})")
-    truncate_dim = config.get("truncate_dim")
-    if truncate_dim is not None and (not isinstance(truncate_dim, int) or truncate_dim < 1):
-        problems.append(f"{file.name}: 'truncate_dim' must be a positive integer, not {truncate_dim!r}")
-    return ModelSettings(prompts, config.get("default_prompt_name"), similarity, truncate_dim)
+    limits = {key: config.get(key) for key in ("truncate_dim", "max_active_dims")}
+    for key, limit in limits.items():
+        if limit is not None and (not isinstance(limit, int) or limit < 1):
+            problems.append(f"{file.name}: '{key}' must be a positive integer, not {limit!r}")
+    if sparse and limits["truncate_dim"] is not None:
+        problems.append(f"{file.name}: 'truncate_dim' is not for sparse vectors: take it out")
+    return ModelSettings(prompts, config.get("default_prompt_name"), similarity, **limits)
 
 
-def _read_prompts(config: dict[str, Any], name: str, problems: Problems) -> dict[str, str]:
+def read_prompts(config: dict[str, Any], name: str, problems: Problems) -> dict[str, str]:
+    """The prompts of the whole model's settings, checked."""
     saved = config.get("prompts") or {}
     if not isinstance(saved, dict):
         problems.append(f"{name}: 'prompts' must be an object, not {saved!r}")

@@ -14,13 +14,15 @@ import torch
 import transformers
 
 import sbert_infer
-from sbert_infer.artifact import SENTENCE, TOKENS, Manifest
+from sbert_infer.artifact import ENCODER, SENTENCE, SPARSE, SPARSE_ENCODER, TOKENS, Manifest
 from sbert_infer.errors import ExportError
+from sbert_infer.export.bge_m3 import TokenHeads, unweighted_ids
 from sbert_infer.export.checkpoint import Checkpoint, read_checkpoint, weights_sha256
 from sbert_infer.export.modules import NormalizeSpec
 from sbert_infer.export.options import ExportOptions, Step
 from sbert_infer.export.probe import MAX_PROBE_LENGTH, probe_texts
 from sbert_infer.export.reference import Reference, load_reference
+from sbert_infer.export.sparse_static import SPARSE_STATIC
 from sbert_infer.export.static import MODEL_TYPE
 
 __all__ = ["Loaded", "draft_manifest", "load", "plain_tokenizer_json", "token_counter"]
@@ -45,7 +47,7 @@ def load(source: str | Path, options: ExportOptions, step: Step) -> Loaded:
             route=options.route,
             trust_remote_code=options.trust_remote_code,
         )
-        _check_precision(checkpoint, options)
+        _check_options(checkpoint, options)
         reference = load_reference(checkpoint)
     with step("validate", describe(checkpoint), 0):
         tokenizer_json = plain_tokenizer_json(reference.tokenizer)
@@ -53,10 +55,13 @@ def load(source: str | Path, options: ExportOptions, step: Step) -> Loaded:
         return Loaded(reference, tokenizer_json, texts, _draft_manifest(reference, options))
 
 
-def _check_precision(checkpoint: Checkpoint, options: ExportOptions) -> None:
-    if checkpoint.model_type == MODEL_TYPE and options.precision != "fp32":
+def _check_options(checkpoint: Checkpoint, options: ExportOptions) -> None:
+    if checkpoint.model_type in (MODEL_TYPE, SPARSE_STATIC) and options.precision != "fp32":
         what = f"{checkpoint.name} is a table of static embeddings, with no layers to compute"
         raise ExportError(f"{what}: export it without --{options.precision}")
+    if checkpoint.is_sparse and (options.fp16 or len(options.outputs) > 1):
+        what = "--fp16" if options.fp16 else f"--outputs {options.outputs[-1]}"
+        raise ExportError(f"{checkpoint.name} is a sparse encoder, for which there is no {what}: leave it out")
 
 
 def describe(checkpoint: Checkpoint) -> str:
@@ -72,13 +77,33 @@ def _draft_manifest(reference: Reference, options: ExportOptions) -> Manifest:
         checkpoint,
         reference.tokenizer,
         options,
+        kind=SPARSE_ENCODER if checkpoint.is_sparse else ENCODER,
+        max_active_dims=checkpoint.max_active_dims,
         dim=checkpoint.dim,
         pooling=checkpoint.pooling.modes,
         include_prompt=checkpoint.pooling.include_prompt,
         normalized=isinstance(checkpoint.modules[-1], NormalizeSpec),
         truncate_dim=checkpoint.truncate_dim,
-        outputs=(SENTENCE, TOKENS) if options.token_output else (SENTENCE,),
+        outputs=_outputs(checkpoint, options),
+        unweighted_ids=unweighted_ids(reference.tokenizer) if options.all_outputs else (),
+        head=_head(checkpoint) if options.token_output else (),
     )
+
+
+def _head(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The modules behind the pooling, which token vectors do not go through, but for a Normalize at the end."""
+    behind = checkpoint.modules[checkpoint.modules.index(checkpoint.pooling) + 1 :]
+    behind = behind[:-1] if behind and isinstance(behind[-1], NormalizeSpec) else behind
+    return tuple(type(spec).__name__.removesuffix("Spec") for spec in behind)
+
+
+def _outputs(checkpoint: Checkpoint, options: ExportOptions) -> tuple[str, ...]:
+    """Of the graph."""
+    if options.all_outputs:
+        return SENTENCE, *TokenHeads.outputs
+    if options.token_output:
+        return SENTENCE, TOKENS
+    return (SPARSE if checkpoint.is_sparse else SENTENCE,)
 
 
 def draft_manifest(checkpoint: Checkpoint, tokenizer: Any, options: ExportOptions, **own: Any) -> Manifest:

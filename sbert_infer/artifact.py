@@ -25,11 +25,16 @@ from .protobuf import fields as protobuf_fields
 __all__ = [
     "ENCODER",
     "FORMAT_VERSION",
+    "MULTI",
+    "MULTI_VECTOR",
     "PRODUCER",
     "RERANKER",
     "SCORES",
     "SENTENCE",
+    "SPARSE",
+    "SPARSE_ENCODER",
     "TOKENS",
+    "WEIGHTS",
     "Artifact",
     "DataFile",
     "Manifest",
@@ -43,12 +48,30 @@ FORMAT_VERSION = 1
 PRODUCER = "sbert-infer"  # the model's producer_name, near the file's start: tells a torn artifact from a foreign file
 
 SENTENCE, TOKENS, SCORES = "sentence_embedding", "token_embeddings", "scores"  # outputs of a graph
+WEIGHTS, MULTI = "token_weights", "multi_vectors"  # of bge-m3: [batch, length], [batch, length, dim]
+SPARSE = "sparse_embedding"  # of a SPARSE_ENCODER: [batch, dim] as well, most of it zero
 
-ENCODER, RERANKER = "encoder", "reranker"  # kinds of artifacts, and what opens each
-_OPENED_BY = {ENCODER: ("a sentence encoder", "Engine"), RERANKER: ("a reranker", "Reranker")}
+ENCODER, RERANKER, MULTI_VECTOR = "encoder", "reranker", "multi_vector"  # kinds of artifacts, and what opens each
+SPARSE_ENCODER = "sparse_encoder"
+_OPENED_BY = {
+    ENCODER: ("a sentence encoder", "Engine"),
+    RERANKER: ("a reranker", "Reranker"),
+    MULTI_VECTOR: ("a multi-vector encoder", "Engine"),
+    SPARSE_ENCODER: ("a sparse encoder", "Engine"),
+}
 
 # Keys of the manifest that the first artifacts do not have: they mean the default.
-_ADDED = ("outputs", "kind", "activation", "labels", "token_types")
+_ADDED = (
+    "outputs",
+    "kind",
+    "activation",
+    "labels",
+    "token_types",
+    "head",
+    "roles",
+    "max_active_dims",
+    "unweighted_ids",
+)
 _METADATA_PROPS = 14  # ModelProto's field number
 _TOKENIZER, _MANIFEST, _SEAL = "sbert_infer.tokenizer", "sbert_infer.manifest", "sbert_infer.seal"
 
@@ -92,6 +115,10 @@ class Manifest:
     activation: str = "identity"  # what a reranker's scores go through: identity or sigmoid
     labels: tuple[str, ...] = ()
     token_types: bool = False  # the graph has an input `token_type_ids`: 1 for the second text of a pair
+    max_active_dims: int | None = None  # how many numbers of a sparse vector stay, the largest; None: all
+    unweighted_ids: tuple[int, ...] = ()  # with `token_weights`: tokens that have none
+    head: tuple[str, ...] = ()  # with token vectors: modules behind the pooling, other than a Normalize at the end
+    roles: Mapping[str, Any] | None = None  # of a MULTI_VECTOR: how the texts of each role are prepared
 
     def to_json(self) -> str:
         """The manifest as JSON, which older versions can read unless it says something that they do not know."""
@@ -113,7 +140,7 @@ class Manifest:
         entries = {name: getattr(cls, name) for name in _ADDED} | entries
         if odd := set(entries) ^ {field.name for field in fields(cls)}:
             raise ArtifactError(f"manifest keys missing or unknown: {', '.join(sorted(odd))}")
-        entries |= {name: tuple(entries[name]) for name in ("pooling", "outputs", "labels")}
+        entries |= {name: tuple(entries[name]) for name in ("pooling", "outputs", "labels", "head", "unweighted_ids")}
         entries["data_files"] = tuple(DataFile(**entry) for entry in entries["data_files"])
         return cls(**entries)
 
@@ -127,14 +154,14 @@ class Artifact:
     tokenizer_json: str
 
 
-def check_kind(artifact: Artifact, kinds: Sequence[str]) -> None:
-    """Raise, naming the class that opens it, unless `artifact` is of one of these kinds."""
+def check_kind(artifact: Artifact, kinds: Sequence[str], opener: str) -> None:
+    """Raise, naming the class that opens it, unless `artifact` is of one of the `kinds` that `opener` opens."""
     found = artifact.manifest.kind
     if found not in _OPENED_BY:
         raise ArtifactError(f"{artifact.path} is a {found}, which this sbert-infer does not know: upgrade sbert-infer")
     if found not in kinds:
         what, right = _OPENED_BY[found]
-        raise ArtifactError(f"{artifact.path} is {what}: open it with {right}, not with {_OPENED_BY[kinds[0]][1]}")
+        raise ArtifactError(f"{artifact.path} is {what}: open it with {right}, not with {opener}")
 
 
 def append_metadata(file: BinaryIO, manifest: Manifest, tokenizer_json: str) -> None:

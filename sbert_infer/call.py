@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from .errors import DeadlineError, TextError
 from .output import finish
 from .scheduler import Request
+from .sparse import SparseRows
 from .texts import OnTruncate
 from .tokenizer import TokenizedTexts
 
@@ -32,7 +33,7 @@ CLOSED = "the engine was closed during this call"
 class Encoded:
     """What a call gives: the vectors, and what they were made of."""
 
-    vectors: Vectors  # [texts, dim], or [dim] for one text
+    vectors: Any  # an array [texts, dim], or [dim] for one text; of a sparse encoder, `SparseRows`
     tokens: int  # of all texts, prompts and special ones included, after truncation
     truncated: int  # texts that were cut to the model's limit
 
@@ -59,22 +60,24 @@ class Call(Request):
         *,
         arrival: float,
         prompt_length: int,
-        dim: int,  # of the model
+        rows: Any,  # to put the vectors into: an array [texts, dim], or `SparseRows`
     ) -> None:
         super().__init__(tokenized.lengths, arrival=arrival, deadline=options.deadline, prompt_length=prompt_length)
         self.tokenized = tokenized
         self._inverse, self._options = inverse, options
-        self._vectors = np.empty((len(tokenized.lengths), dim), np.float32)
-        self.future: asyncio.Future[Vectors] = asyncio.get_running_loop().create_future()
+        self._vectors = rows
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def store(self, rows: Indices, vectors: Vectors) -> None:
         """Keep the vectors of some texts."""
         self._vectors[rows] = vectors
 
-    def result(self) -> tuple[Vectors | None, Exception | None]:
+    def result(self) -> tuple[Any, Exception | None]:
         """What was asked for, made of the vectors, which are all there."""
         try:
             vectors = self._vectors if self._inverse is None else self._vectors[self._inverse]
+            if isinstance(vectors, SparseRows):
+                return vectors, None
             return finish(vectors, self._options.dim, self._options.normalize), None
         except Exception as error:  # whatever it is, somebody waits
             return None, error
@@ -94,7 +97,7 @@ def succeed(calls: Iterable[Call]) -> None:
     _settle([(call.future, *call.result()) for call in calls])
 
 
-Outcome = tuple["asyncio.Future[Vectors]", Vectors | None, Exception | None]
+Outcome = tuple["asyncio.Future[Any]", Any, Exception | None]
 
 
 def _settle(outcomes: list[Outcome]) -> None:

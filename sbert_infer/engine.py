@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,11 +11,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .artifact import ENCODER, RERANKER, TOKENS, Artifact, Manifest, check_kind, open_artifact
+from .all_vectors import AllVectors, check_has_all, encode_all
+from .artifact import (
+    ENCODER,
+    MULTI_VECTOR,
+    RERANKER,
+    SPARSE_ENCODER,
+    TOKENS,
+    Artifact,
+    Manifest,
+    check_kind,
+    open_artifact,
+)
 from .backend import Backend
 from .backends import BackendOptions, open_backend
 from .devices import Device
 from .errors import ArtifactError, EngineError, warn
+from .late_chunking import Spans, check_can_pool, encode_spans
+from .mteb import encode_task, model_meta
+from .multi_vector import check_multi_vector_options, encode_multi_vector, is_multi_vector
 from .output import (
     check_filled,
     check_options,
@@ -30,7 +44,9 @@ from .output import (
 from .pair_tokenizer import PairTokenizer
 from .pipeline import EncodeStats, Pipeline, Window
 from .precision import reduce_precision
-from .similarity import SIMILARITIES, pairwise_similarity, similarity
+from .similarity import MULTI_SIMILARITIES, SIMILARITIES, pairwise_similarity, similarity, unit_rows
+from .sparse import as_csr, check_sparse_options, decode, encode_sparse, is_sparse, scipy_sparse, sparse_windows
+from .sparse_similarity import sparse_pairwise_similarity, sparse_similarity
 from .texts import OnTruncate, Text, as_texts, check_text, check_texts
 from .token_vectors import check_has_tokens, token_vectors
 from .tokenizer import Tokenizer
@@ -48,7 +64,7 @@ class Engine:
     A vector does not depend on which other texts are encoded with it. One engine may be used from many threads.
     """
 
-    _kinds: tuple[str, ...] = (ENCODER,)  # of artifacts that it opens
+    _kinds: tuple[str, ...] = (ENCODER, SPARSE_ENCODER, MULTI_VECTOR)  # of artifacts that it opens
     _name = "Engine"  # in messages
 
     def __init__(
@@ -81,7 +97,7 @@ class Engine:
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         artifact = open_artifact(path)
-        check_kind(artifact, self._kinds)
+        check_kind(artifact, self._kinds, self._name)
         manifest = artifact.manifest
         self.on_truncate: OnTruncate = on_truncate
         self.prompts: dict[str, str] = dict(manifest.prompts)
@@ -120,6 +136,12 @@ class Engine:
         *,
         sentences: str | Iterable[str] | None = None,
         out: npt.NDArray[np.float32] | None = None,
+        max_active_dims: int | None = None,
+        task: str | None = None,
+        task_metadata: Any = None,
+        prompt_type: Any = None,
+        hf_split: str | None = None,
+        hf_subset: str | None = None,
     ) -> Any:
         """Encode one text or many, as `SentenceTransformer.encode` does.
 
@@ -142,15 +164,48 @@ class Engine:
             sentences: old name of `inputs`.
             out: an array or memmap [texts, dim] to write to and return. `inputs` are then read as they are needed, so
                 that memory stays flat however many there are.
+            max_active_dims: for a sparse encoder: keep this many numbers of each vector, the largest.
+            task: "query" or "document", as `encode_query` and `encode_document` set it. Only a multi-vector encoder
+                tells them apart by more than their prompts.
+            task_metadata: from the package mteb, whose `inputs` are a data loader.
+            prompt_type: as `task_metadata`: whether these are queries or documents.
+            hf_split: as `task_metadata`; changes nothing.
+            hf_subset: as `task_metadata`; changes nothing.
 
         Returns:
-            An array [texts, dim], or [dim] for one text.
+            An array [texts, dim], or [dim] for one text. Of a sparse encoder a `scipy.sparse.csr_matrix` [texts, dim],
+            of one row for one text; as tensors, what `SparseEncoder.encode` gives. Of a multi-vector encoder a list of
+            arrays [tokens, dim], or one of those for one text.
 
         """
+        if task_metadata is not None:
+            mine = {"batch_size": batch_size, "show_progress_bar": show_progress_bar, "precision": precision}
+            more = {"convert_to_tensor": convert_to_tensor, "normalize_embeddings": normalize_embeddings}
+            return encode_task(self, inputs, task_metadata, prompt_type, **mine, **more, truncate_dim=truncate_dim)
         texts, single = as_texts(given(inputs, sentences))
         precision = precision or "float32"
-        check_options(output_value, precision, device, self.device, pool, chunk_size, batch_size)
+        check_options(output_value, task, precision, device, self.device, pool, chunk_size, batch_size)
         prompt = self._resolve_prompt(prompt, prompt_name)
+        if is_sparse(self.manifest):
+            check_sparse_options(self, normalize_embeddings, truncate_dim, precision, output_value, out)
+            if convert_to_numpy and not convert_to_tensor:
+                scipy_sparse()  # or say that it is missing before the work is done
+            rows = encode_sparse(self, texts, prompt, batch_size, show_progress_bar, max_active_dims)
+            return rows.convert(single, convert_to_numpy, convert_to_tensor)
+        if max_active_dims is not None:
+            raise ValueError(f"max_active_dims: not for {self.manifest.name}, whose vectors are dense")
+        if is_multi_vector(self.manifest):
+            check_multi_vector_options(
+                self.manifest,
+                precision=precision != "float32",
+                truncate_dim=truncate_dim is not None or self.truncate_dim is not None,
+                convert_to_tensor=convert_to_tensor,
+                out=out is not None,
+            )
+            each = encode_multi_vector(self, list(texts), task, prompt, batch_size, show_progress_bar)
+            each = [unit_rows(vectors) for vectors in each] if normalize_embeddings else each
+            each = each if convert_to_numpy else [to_torch(one, as_list=False) for one in each]
+            return each[0] if single else each
         if output_value == TOKENS:
             check_token_options(precision, normalize_embeddings, truncate_dim, out)
             found = self.token_vectors(texts, prompt)
@@ -183,6 +238,62 @@ class Engine:
         if found.truncated and self.on_truncate == "warn":
             warn(f"{found.truncated} of {len(known)} texts were cut to {self.max_seq_length} tokens")
         return found.vectors
+
+    def encode_all(self, texts: Iterable[str], prompt_name: str | None = None, prompt: str | None = None) -> AllVectors:
+        """Dense, sparse and multi-vector output of one pass, if the artifact has them (bge-m3).
+
+        Needs an artifact that was made with `sbert-export --outputs sentence,sparse,multi`.
+        """
+        check_has_all(self.manifest)
+        source, single = as_texts(texts)
+        known = list(source)
+        check_texts(known)
+        if single:
+            raise TypeError("encode_all needs a list of texts, got one str")
+        prompt, allow = self._resolve_prompt(prompt, prompt_name), self.on_truncate != "error"
+        found, truncated = encode_all(self._open(), self.manifest, known, prompt, allow_truncation=allow)
+        if truncated and self.on_truncate == "warn":
+            warn(f"{truncated} of {len(known)} texts were cut to {self.max_seq_length} tokens")
+        return found
+
+    def encode_spans(
+        self,
+        documents: str | Sequence[str],
+        spans: Spans | Sequence[Spans],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+    ) -> Any:
+        """Late chunking: the vectors of spans of a document, pooled from one pass over all of it.
+
+        Needs mean pooling, and an artifact with token vectors (`sbert-export --outputs sentence,tokens`).
+
+        Args:
+            documents: a text, or a list of texts.
+            spans: of each document, the first character of each span and the one behind its last.
+            prompt_name: as for `encode`.
+            prompt: as for `encode`.
+            normalize_embeddings: as for `encode`.
+            truncate_dim: as for `encode`.
+
+        Returns:
+            An array [spans, dim], or a list of one for each document. A document over the model's limit runs in
+            windows that overlap; nothing is cut off.
+
+        """
+        check_can_pool(self.manifest)
+        texts, single = as_texts(documents)
+        known: list[str] = list(texts)
+        each: list[Any] = [spans] if single else list(spans)
+        check_texts(known)
+        if len(known) != len(each):
+            raise ValueError(f"{len(known)} documents, but spans of {len(each)}")
+        prompt, dim = self._resolve_prompt(prompt, prompt_name), self._resolve_dim(truncate_dim)
+        found = encode_spans(self._open(), self.manifest, known, each, prompt)
+        found = [finish(vectors, dim, normalize_embeddings) for vectors in found]
+        return found[0] if single else found
 
     def encode_iter(
         self,
@@ -227,6 +338,12 @@ class Engine:
         if single:
             raise TypeError("encode_iter needs an iterable of texts, got one str: use encode")
         prompt = self._resolve_prompt(prompt, prompt_name)
+        if is_sparse(self.manifest):
+            check_sparse_options(self, normalize_embeddings, truncate_dim)
+            for window in sparse_windows(self, source, prompt, batch_size, progress):
+                yield replace(window, vectors=window.vectors.to_csr())
+            return
+        check_multi_vector_options(self.manifest, encode_windows=is_multi_vector(self.manifest))
         dim = self._resolve_dim(truncate_dim)
         for window in self._windows(source, prompt, batch_size, progress):
             yield replace(window, vectors=finish(window.vectors, dim, normalize_embeddings))
@@ -235,34 +352,44 @@ class Engine:
         self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, **options: Any
     ) -> Any:
         """Encode search queries: `encode` with the prompt named "query", if the model has one."""
-        return self.encode(inputs, prompt_name or self._first_prompt("query"), prompt, **options)
+        return self.encode(inputs, prompt_name or self._first_prompt("query"), prompt, task="query", **options)
 
     def encode_document(
         self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, **options: Any
     ) -> Any:
         """Encode documents to be found: `encode` with the prompt named "document", "passage" or "corpus", if any."""
-        return self.encode(
-            inputs, prompt_name or self._first_prompt("document", "passage", "corpus"), prompt, **options
-        )
+        name = prompt_name or self._first_prompt("document", "passage", "corpus")
+        return self.encode(inputs, name, prompt, task="document", **options)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """All pairs' similarity, [n, m], by the model's own function. Arrays give an array, tensors a tensor."""
+        if is_sparse(self.manifest):
+            return sparse_similarity(self.similarity_fn_name, as_csr(embeddings1), as_csr(embeddings2))
         return similarity(self.similarity_fn_name, embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
         """The similarity of each row of one to the same row of the other, [n]."""
+        if is_sparse(self.manifest):
+            return sparse_pairwise_similarity(self.similarity_fn_name, as_csr(embeddings1), as_csr(embeddings2))
         return pairwise_similarity(self.similarity_fn_name, embeddings1, embeddings2)
+
+    def decode(self, embeddings: Any, top_k: int | None = None) -> list[list[tuple[str, float]]]:
+        """The words that each sparse vector stands for, with their weights, the heaviest first, as `SparseEncoder`."""
+        if not is_sparse(self.manifest) or self.tokenizer.get_vocab_size() > self.manifest.dim:
+            raise ValueError(f"the dimensions of {self.manifest.name} are no words of its vocabulary")
+        return decode(as_csr(embeddings), self.tokenizer.id_to_token, top_k)
 
     @property
     def similarity_fn_name(self) -> str:
-        """The name of the similarity function: cosine, dot, euclidean or manhattan."""
+        """Of cosine, dot, euclidean and manhattan; of a multi-vector encoder maxsim or meanmaxsim."""
         return self._similarity_fn_name
 
     @similarity_fn_name.setter
     def similarity_fn_name(self, name: Any) -> None:
         name = getattr(name, "value", name)  # sentence-transformers' enumeration
-        if name not in SIMILARITIES:
-            raise ValueError(f"similarity_fn_name must be one of {', '.join(SIMILARITIES)}, got {name!r}")
+        known = MULTI_SIMILARITIES if is_multi_vector(self.manifest) else SIMILARITIES
+        if name not in known:
+            raise ValueError(f"similarity_fn_name must be one of {', '.join(known)}, got {name!r}")
         self._similarity_fn_name = name
 
     @property
@@ -272,6 +399,7 @@ class Engine:
 
     @max_seq_length.setter
     def max_seq_length(self, value: int) -> None:
+        check_multi_vector_options(self.manifest, max_seq_length=is_multi_vector(self.manifest))
         limit = self.manifest.max_length
         if not 3 <= value <= limit:
             raise ValueError(f"max_seq_length must be between 3 and the model's limit of {limit}, got {value}")
@@ -286,6 +414,11 @@ class Engine:
     def manifest(self) -> Manifest:
         """What the artifact says of itself: model, pooling, prompts, parity certificate, versions."""
         return self._artifact.manifest
+
+    @property
+    def mteb_model_meta(self) -> Any:
+        """The model's card for the package mteb, which makes an engine one of its models."""
+        return model_meta(self)
 
     @property
     def device(self) -> str:
@@ -367,7 +500,12 @@ class Engine:
         return f"{self._name}({str(self._artifact.path)!r}, {self.manifest.precision}, {state})"
 
     def _windows(
-        self, texts: Iterable[Text], prompt: str, batch_size: int | None, progress: Callable[[int], object]
+        self,
+        texts: Iterable[Text],
+        prompt: str,
+        batch_size: int | None,
+        progress: Callable[[int], object],
+        rows: Callable[[int], Any] | None = None,
     ) -> Iterator[Window]:
         """Run `texts`, deal with truncation and keep the statistics."""
         pipeline = self._open()
@@ -380,6 +518,7 @@ class Engine:
             max_batch_texts=batch_size,
             allow_truncation=self.on_truncate != "error",
             progress=progress,
+            rows=rows,
         )
         for window in windows:
             stats += window.stats

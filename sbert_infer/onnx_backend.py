@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,17 +80,28 @@ class OnnxBackend:
         return self._run(self._graph.output, inputs, alone)
 
     def run_tokens(
-        self, input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64]
+        self, input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64], *, alone: bool = False
     ) -> npt.NDArray[np.float32]:
         """[batch, length] ids and mask -> [batch, length, hidden] vectors of tokens, if the graph gives them."""
-        return self._run(TOKENS, self._graph.inputs(input_ids, attention_mask), alone=False)
+        return self._run(TOKENS, self._graph.inputs(input_ids, attention_mask), alone)
+
+    def run_outputs(
+        self, outputs: Sequence[str], input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64]
+    ) -> list[npt.NDArray[np.float32]]:
+        """[batch, length] ids and mask -> the graph's `outputs`, from one run."""
+        return self._run_all(outputs, self._graph.inputs(input_ids, attention_mask), alone=False)
 
     def _run(self, output: str, inputs: dict[str, npt.NDArray[np.int64]], alone: bool) -> npt.NDArray[np.float32]:
+        return self._run_all([output], inputs, alone)[0]
+
+    def _run_all(
+        self, outputs: Sequence[str], inputs: dict[str, npt.NDArray[np.int64]], alone: bool
+    ) -> list[npt.NDArray[np.float32]]:
         session = self._begin(alone)
         try:
             if session is None:
                 raise EngineError("the engine was closed during this call")
-            vectors: npt.NDArray[np.float32] = session.run([output], inputs)[0]
+            vectors: list[npt.NDArray[np.float32]] = session.run(list(outputs), inputs)
         except EngineError:
             raise
         except Exception as error:  # onnxruntime's own exceptions share no base class
@@ -113,7 +124,7 @@ class OnnxBackend:
             self._share_cores = False
 
     def _begin(self, alone: bool) -> Any:
-        """The session for the next run: the multi-threaded one if runs come one by one. Its first use is not worth it."""
+        """The session for the next run: if they come one by one, the multi-threaded one, whose first use is not worth it."""
         with self._lock:
             self._running += 1
             now = time.monotonic()

@@ -33,11 +33,20 @@ Vectors = npt.NDArray[np.float32]
 
 
 def check_options(
-    output_value: str, precision: str, device: Any, own_device: str, pool: object, chunk_size: object, batch_size: Any
+    output_value: str,
+    task: str | None,
+    precision: str,
+    device: Any,
+    own_device: str,
+    pool: object,
+    chunk_size: object,
+    batch_size: Any,
 ) -> None:
     """Refuse what an engine can't do, by name."""
     if output_value not in (SENTENCE, TOKENS):
         raise ValueError(f"output_value must be {SENTENCE!r} or {TOKENS!r}, got {output_value!r}")
+    if task not in (None, "query", "document"):
+        raise ValueError(f"task must be 'query', 'document' or None, got {task!r}")
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if device is not None and str(device) not in (own_device, own_device.split(":")[0]):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +59,7 @@ class Window:
     """The vectors of consecutive texts, in order, from text `start` on."""
 
     start: int
-    vectors: Vectors
+    vectors: Any  # an array [texts, dim], or what `rows` of `Pipeline.run` makes
     stats: EncodeStats
 
 
@@ -96,14 +96,18 @@ class Pipeline:
         max_batch_texts: int | None = None,
         allow_truncation: bool = True,
         progress: Callable[[int], object] = lambda count: None,
+        rows: Callable[[int], Any] | None = None,
     ) -> Iterator[Window]:
-        """The vectors of `texts`, in order. `prompt_length` leading tokens are left out of pooling."""
+        """The vectors of `texts`, in order. `prompt_length` leading tokens are left out of pooling.
+
+        `rows` makes what the vectors of so many texts are put into; by default, an array.
+        """
         start, source = 0, iter(texts)
         running: deque[_Work] = deque()
         try:
             while chunk := list(islice(source, WINDOW_TEXTS)):
                 self._check(chunk, start)
-                work = _Work(self, chunk, start, prompt)
+                work = _Work(self, chunk, start, prompt, rows or self._dense)
                 if not allow_truncation:
                     work.refuse_truncation()
                 work.begin(prompt_length, max_batch_texts)
@@ -117,6 +121,9 @@ class Pipeline:
         finally:
             for work in running:
                 work.cancel()
+
+    def _dense(self, count: int) -> Vectors:
+        return np.empty((count, self.dim), np.float32)
 
     def run_together(self, texts: Sequence[Text]) -> Vectors:
         """All `texts` in one batch, padded to the longest, as `run` never would: to see that it makes no difference."""
@@ -159,13 +166,15 @@ class Pipeline:
 class _Work:
     """One window on its way through the workers."""
 
-    def __init__(self, pipeline: Pipeline, texts: list[Text], start: int, prompt: str) -> None:
+    def __init__(
+        self, pipeline: Pipeline, texts: list[Text], start: int, prompt: str, rows: Callable[[int], Any]
+    ) -> None:
         self.pipeline, self.start, self.count = pipeline, start, len(texts)
         unique, self.inverse = unique_texts(texts)
         self.tokenized = pipeline.tokenizer(prepend(prompt, unique) if prompt else unique)
         truncated = self.tokenized.truncated if self.inverse is None else self.tokenized.truncated[self.inverse]
         self.truncated: list[int] = (np.flatnonzero(truncated) + start).tolist()
-        self.vectors = np.empty((len(unique), pipeline.dim), np.float32)
+        self.vectors = rows(len(unique))
         self.batches: list[Batch] = []
         self.futures: list[Future[int]] = []
 
@@ -208,15 +217,11 @@ class _Work:
         # Only for those that run: a cancelled one is never "done" once the executor is shut down.
         wait([future for future in self.futures if not future.cancel()])
 
-    def _check_finite(self, vectors: Vectors) -> None:
-        # A sum is finite only if every term is: cheaper than asking each one, and exact enough to look closer.
-        with np.errstate(invalid="ignore", over="ignore"):
-            total = vectors.sum()
-        if not np.isfinite(total):
-            bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-            if len(bad):
-                which = f"{self.pipeline.noun} {bad[0] + self.start}"
-                raise EngineError(f"the model gives NaN or infinity for {which} ({len(bad)} in all)")
+    def _check_finite(self, vectors: Any) -> None:
+        bad = vectors.not_finite() if hasattr(vectors, "not_finite") else _not_finite(vectors)
+        if len(bad):
+            which = f"{self.pipeline.noun} {bad[0] + self.start}"
+            raise EngineError(f"the model gives NaN or infinity for {which} ({len(bad)} in all)")
 
     def _stats(self) -> EncodeStats:
         return EncodeStats(
@@ -227,6 +232,14 @@ class _Work:
             padded_tokens=sum(len(batch.rows) * batch.length for batch in self.batches),
             batches=len(self.batches),
         )
+
+
+def _not_finite(vectors: Vectors) -> Indices:
+    """The rows that have a NaN or an infinity."""
+    # A sum is finite only if every term is: cheaper than asking each one, and exact enough to look closer.
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = vectors.sum()
+    return np.empty(0, np.int64) if np.isfinite(total) else np.flatnonzero(~np.isfinite(vectors).all(axis=1))
 
 
 def unique_texts(texts: list[Item]) -> tuple[list[Item], Indices | None]:

@@ -105,7 +105,7 @@ class Reranker:
         if (inputs is None) == (sentences is None):
             raise TypeError("inputs given twice" if inputs is not None else "predict needs pairs of texts")
         pairs, single = as_pairs(inputs if inputs is not None else sentences)
-        check_options("sentence_embedding", "float32", device, self.device, pool, chunk_size, batch_size)
+        check_options("sentence_embedding", None, "float32", device, self.device, pool, chunk_size, batch_size)
         scores = self._scores(pairs, prompt_name, prompt, batch_size, show_progress_bar)
         result = _finish(scores, self.activation_fn if activation_fn is None else activation_fn, apply_softmax)
         result = result if pairs else np.empty(0, np.float32)

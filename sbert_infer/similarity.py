@@ -1,34 +1,124 @@
-"""The four similarity functions of sentence-transformers, on numpy arrays or, where the caller has them, on tensors."""
+"""The similarity functions of sentence-transformers, on numpy arrays or, where the caller has them, on tensors.
+
+Four compare one vector of a text with one of another; MaxSim and its mean compare many with many.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SIMILARITIES", "pairwise_similarity", "similarity", "unit_rows"]
+__all__ = [
+    "MULTI_SIMILARITIES",
+    "SIMILARITIES",
+    "maxsim",
+    "maxsim_pairwise",
+    "pairwise_similarity",
+    "similarity",
+    "unit_rows",
+]
 
 Array = npt.NDArray[np.floating[Any]]
 
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+MULTI_SIMILARITIES = ("maxsim", "meanmaxsim")  # of texts that have a vector for each token
+
+_MAX_PRODUCTS = 2**24  # numbers that MaxSim holds at once: 64 MB
+_NO_TOKENS = -1e9  # the score of a document without any vector: below all others, as in sentence-transformers
 
 
 def similarity(name: str, a: Any, b: Any) -> Any:
     """All pairs: `a` [n, dim], `b` [m, dim] -> [n, m]. One vector counts as a collection of one."""
+    if name in MULTI_SIMILARITIES:
+        return maxsim(a, b, mean=name == "meanmaxsim")
     return _apply(_MATRIX[name], a, b)
 
 
 def pairwise_similarity(name: str, a: Any, b: Any) -> Any:
     """Row by row: `a` [n, dim], `b` [n, dim] -> [n]."""
+    if name in MULTI_SIMILARITIES:
+        return maxsim_pairwise(a, b, mean=name == "meanmaxsim")
     return _apply(_ROWS[name], a, b)
+
+
+def maxsim(queries: Any, documents: Any, *, mean: bool = False) -> Any:
+    """The score of each document for each query, [queries, documents].
+
+    For each of a query's vectors the best dot product with any of the document's, summed up, or with `mean` averaged.
+    Either side is a list of [tokens, dim] arrays or tensors, one of those alone, or an array [texts, tokens, dim],
+    whose zero vectors are padding. A document without vectors scores -1e9, below all others.
+    """
+    return _as_given(_maxsim(_texts(queries), _texts(documents), mean), queries, documents)
+
+
+def maxsim_pairwise(queries: Any, documents: Any, *, mean: bool = False) -> Any:
+    """As `maxsim`, but of each query with the document at the same place only, [n]."""
+    a, b = _texts(queries), _texts(documents)
+    if len(a) != len(b):
+        raise ValueError(f"{len(a)} queries can't be paired with {len(b)} documents")
+    scores = [_maxsim([query], [document], mean)[0, 0] for query, document in zip(a, b, strict=True)]
+    return _as_given(np.array(scores, np.float32), queries, documents)
+
+
+def _maxsim(queries: list[Array], documents: list[Array], mean: bool) -> Array:
+    scores = np.zeros((len(queries), len(documents)), np.float32)
+    widths = {text.shape[1] for text in (*queries, *documents) if len(text)}
+    if len(widths) > 1:
+        raise ValueError(f"the vectors have different lengths: {', '.join(map(str, sorted(widths)))}")
+    asked, there = ([i for i, text in enumerate(texts) if len(text)] for texts in (queries, documents))
+    if asked and there:
+        vectors = np.concatenate([queries[i] for i in asked])  # [tokens of all queries, dim]
+        firsts = _firsts([len(queries[i]) for i in asked])
+        for some in _chunks(there, documents, _MAX_PRODUCTS // len(vectors)):
+            products = np.concatenate([documents[i] for i in some]) @ vectors.T
+            best = np.maximum.reduceat(products, _firsts([len(documents[i]) for i in some]), axis=0)
+            scores[np.ix_(asked, some)] = np.add.reduceat(best, firsts, axis=1).T
+    if mean:
+        scores /= np.array([max(1, len(query)) for query in queries], np.float32)[:, None]
+    scores[:, [i for i, document in enumerate(documents) if not len(document)]] = _NO_TOKENS
+    return scores
+
+
+def _firsts(lengths: list[int]) -> npt.NDArray[np.int64]:
+    """Where each of several begins if they stand end to end."""
+    counts = np.array(lengths, np.int64)
+    return np.cumsum(counts) - counts
+
+
+def _chunks(which: list[int], texts: list[Array], most: int) -> Iterator[list[int]]:
+    """`which` of the texts in parts of at most `most` vectors, but one text at least."""
+    ends = np.cumsum([len(texts[i]) for i in which])
+    start = 0
+    while start < len(which):
+        before = ends[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + most, side="right")))
+        yield which[start:stop]
+        start = stop
+
+
+def _texts(x: Any) -> list[Array]:
+    """The vectors of each text, [tokens, dim]."""
+    if isinstance(x, (list, tuple)):
+        if any(np.ndim(text) != 2 for text in x):
+            raise ValueError("MaxSim needs an array [tokens, dim] of each text")
+        return [_rows(text) for text in x]
+    if np.ndim(x) == 3:
+        return [text[text.any(axis=1)] for text in map(_rows, x)]
+    if np.ndim(x) != 2:
+        raise ValueError(f"MaxSim needs an array [tokens, dim] of each text, got one with {np.ndim(x)} dimensions")
+    return [_rows(x)]
 
 
 def _apply(function: Callable[[Array, Array], Array], a: Any, b: Any) -> Any:
     """Numpy in, numpy out; a tensor among the inputs makes the result a tensor on its device."""
-    result = function(_rows(a), _rows(b))
+    return _as_given(function(_rows(a), _rows(b)), a, b)
+
+
+def _as_given(result: Array, a: Any, b: Any) -> Any:
     torch = sys.modules.get("torch")  # a caller who holds a tensor has imported it
     for x in (a, b):
         first = x[0] if isinstance(x, (list, tuple)) and len(x) else x

@@ -39,7 +39,7 @@ def modules_of(*extras: str) -> frozenset[str]:
     return frozenset(requirement.name.replace("-", "_") for requirement in requirements(*extras))
 
 
-EVERYTHING = ("cpu", "export", "serve", "embed", "ray", "examples", "dev")  # what `make setup` installs
+EVERYTHING = ("cpu", "export", "serve", "sparse", "embed", "ray", "examples", "dev")  # what `make setup` installs
 
 
 # Import rules -------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_no_word_where_the_cpu_was_asked_for(small_plan: Path) -> None:
     "options", [{"strict": True}, {"device": "cuda"}, {"device": "cuda:1"}, {"device": ["cuda:0"]}]
 )
 def test_no_cpu_where_it_was_ruled_out(options: dict[str, Any], small_plan: Path) -> None:
-    with pytest.raises(EngineError, match=r"small\.plan.*driver"):
+    with pytest.raises(EngineError, match=r"tiny-bert\.plan.*driver"):
         Engine(small_plan, **options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from sbert_infer import EngineError, onnx_backend
+from sbert_infer import EngineError
 from sbert_infer.onnx_backend import OnnxBackend
 from sbert_infer.onnx_cuda_backend import OnnxCudaBackend
 from sbert_infer.onnx_model import FileModel, OnnxModel, PlanModel, open_session
@@ -45,7 +46,7 @@ def test_all_cores_are_for_runs_that_come_one_by_one(small_onnx: Path, monkeypat
 
     backend._session, backend._lone_session = Noting(1), Noting(2)
     ids, now = np.ones((1, 3), np.int64), [100.0]
-    monkeypatch.setattr(onnx_backend.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     backend.run(ids, ids, alone=True)
     backend._begin(alone=True)  # begins, and goes on
     backend.run(ids, ids, alone=True)
