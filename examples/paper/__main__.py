@@ -1,0 +1,128 @@
+"""`python -m examples.paper`: the experiments of the Sentence-BERT paper in small, each model exported."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from tqdm import tqdm
+
+Say = Callable[[str], object]
+
+SPEED = "speed"
+MODELS = [
+    f"{objective}-{pooling}" for objective in ("softmax", "cosine", "triplet") for pooling in ("cls", "mean", "max")
+]
+PARTS = (*MODELS, SPEED)
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+NEW_FOLDER = click.Path(file_okay=False, path_type=Path)
+ONLY = "'speed', or a model such as softmax-cls, cosine-mean, triplet-max; may be repeated. [all]"
+EPILOG = """\b
+Examples:
+  python -m examples.paper                                     # texts that are on every machine
+  python -m examples.paper --nli snli.tsv --sts sts-dev.csv    # your own
+  python -m examples.paper --only speed --sentences 2000
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.option("--nli", type=FILE, help="Premise, hypothesis and label (0, 1, 2), separated by tabs. [made]")
+@click.option("--sts", type=FILE, help="Scored pairs in the format of the STS benchmark; a fifth is the test. [made]")
+@click.option("--base", help="BERT to start from: a folder or hub id. [all-MiniLM-L6-v2]")
+@click.option("--layers", type=click.IntRange(1), default=2, show_default=True, help="Layers of it that are trained.")
+@click.option("--pairs", type=click.IntRange(16), default=640, show_default=True, help="To train each model on.")
+@click.option(
+    "--sentences", type=click.IntRange(2), default=10_000, show_default=True, help="To search the most similar two of."
+)
+@click.option(
+    "--sample", type=click.IntRange(2), default=500, show_default=True, help="Texts and pairs for the slow ways."
+)
+@click.option("--only", multiple=True, type=click.Choice(PARTS), metavar="PART", help=ONLY)
+@click.option("--output", type=NEW_FOLDER, help="Keep checkpoints and artifacts in this folder, which must be new.")
+def main(
+    nli: Path | None,
+    sts: Path | None,
+    base: str | None,
+    layers: int,
+    pairs: int,
+    sentences: int,
+    sample: int,
+    only: tuple[str, ...],
+    output: Path | None,
+) -> None:
+    """The Sentence-BERT paper in small: three objectives, three poolings, exported; and why it exists, as a table."""
+    parts = only or PARTS
+    with _folder(output) as folder, _progress() as say:
+        say("loading libraries")
+        _quieten()
+        from .models import default_base
+
+        base = base or default_base()
+        if models := [part for part in parts if part != SPEED]:
+            _quality(base, layers, models, nli, sts, pairs, folder, say)
+        if SPEED in parts:
+            _speed(base, sentences, min(sample, sentences), folder, say)
+
+
+def _quality(
+    base: str, layers: int, models: list[str], nli: Path | None, sts: Path | None, pairs: int, folder: Path, say: Say
+) -> None:
+    from .data import load_data
+    from .quality import HEADER, measure_quality, row
+
+    data = load_data(nli, sts, pairs)
+    tqdm.write(f"## Trained on {pairs} pairs or triplets, tested on {len(data.test)} other pairs\n\n{HEADER}")
+    for quality in measure_quality(base, layers, models, data, folder, say):
+        tqdm.write(row(quality))
+
+
+def _speed(base: str, num_sentences: int, num_sample: int, folder: Path, say: Say) -> None:
+    from ..documentation import sentences
+    from .speed import HEADER, measure_speed, row
+
+    say("reading sentences")
+    texts = sentences(num_sentences)
+    speed = measure_speed(base, texts, num_sample, num_sample, folder, say)
+    rows = "\n".join(row(timings) for timings in speed.rows)
+    tqdm.write(f"\n## The most similar two of {len(texts):,} sentences\n\n{HEADER}\n{rows}")
+    if speed.best is not None:
+        left, right, score = speed.best
+        tqdm.write(f"\n{score:.4f}  {texts[left]}\n        {texts[right]}")
+
+
+@contextmanager
+def _folder(output: Path | None) -> Iterator[Path]:
+    """A new folder, kept if it has a name."""
+    if output is None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+    else:
+        try:
+            output.mkdir(parents=True)
+        except FileExistsError:
+            raise click.BadParameter(f"{output} exists: name a new folder", param_hint="--output") from None
+        yield output
+
+
+@contextmanager
+def _progress() -> Iterator[Say]:
+    """On a terminal, a line that says what is being done and for how long already."""
+    with tqdm(bar_format="{desc}  [{elapsed}]", leave=False, disable=None) as bar:  # None: a terminal only
+        yield bar.set_description_str
+
+
+def _quieten() -> None:
+    """Reports that matter to who fine-tunes a model for good: layers left out, heads that are new."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m examples.paper")
