@@ -310,6 +310,8 @@ class AsyncEngine:
 
     def refusal(self) -> OverloadedError | None:
         """What a call for one short text would get now, if the queue is too long for it."""
+        if not self._scheduler.is_crowded:
+            return None
         try:
             with self._workers.changed:
                 self._scheduler.check(1, math.inf, time.monotonic())

@@ -31,6 +31,7 @@ _NEWEST = 0.2
 # later, and speeds vary: in a simulation at five times the load, with 0.8 a tenth of the work came too late, with 0.6
 # none did.
 _USABLE = 0.6
+_FIRST = np.zeros(1, np.int64)
 # What to tell a client who is refused before any speed was measured.
 _RETRY_S = 1.0
 # So many requests may wait however long that takes, until their deadlines. They may be all the callers that there are,
@@ -84,8 +85,10 @@ class Request:
         self.tokens = int(self.lengths.sum())
         self.unfinished = len(lengths)  # texts without a vector
         self.ended = False  # dropped: nothing more of it is to run
-        self._order = np.argsort(-self.lengths, kind="stable")
-        self._before = np.concatenate([[0], np.cumsum(self.lengths[self._order])])  # tokens before each, [texts + 1]
+        one = len(lengths) == 1  # as of most requests to a server
+        self._order = _FIRST if one else np.argsort(-self.lengths, kind="stable")
+        self._before = np.zeros(len(lengths) + 1, np.int64)  # tokens before each
+        np.cumsum(self.lengths[self._order], out=self._before[1:])
         self._taken = 0
 
     @property
@@ -151,6 +154,12 @@ class Scheduler:
     def queued_tokens(self) -> int:
         """Tokens that have not started, those that are still being counted included."""
         return self.reserved_tokens + self._waiting_tokens + sum(work.tokens for work in self._round)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so much waits that `check` may refuse a short text. May be asked without a lock."""
+        many = self.reserved_tokens + self._waiting_tokens > self.limits.max_queue_tokens // 2
+        return many or len(self._ages) >= _PATIENT
 
     def oldest_age(self, now: float) -> float:
         """Seconds that the oldest request with texts in the queue has waited."""

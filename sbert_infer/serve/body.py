@@ -37,9 +37,10 @@ class ClientLeft(Exception):  # noqa: N818  it is nobody's error
 
 async def read_body(request: Request, settings: Settings) -> bytes:
     """The body, decompressed."""
-    _check_type(request)
-    inflate = _Inflate() if _is_compressed(request) else None
-    if int(request.headers.get("content-length") or 0) > settings.max_body_bytes:
+    headers = {name: value.decode("latin-1") for name, value in request.scope["headers"]}
+    _check_type(headers.get(b"content-type"))
+    inflate = _Inflate() if _is_compressed(headers.get(b"content-encoding", "identity")) else None
+    if int(headers.get(b"content-length") or 0) > settings.max_body_bytes:
         raise _too_large(settings.max_body_bytes)
     body, received, start, more = bytearray(), 0, time.monotonic(), True
     while more:
@@ -172,15 +173,14 @@ class _Interruption:
             self._task.cancel()
 
 
-def _check_type(request: Request) -> None:
-    content_type = request.headers.get("content-type")
+def _check_type(content_type: str | None) -> None:
     if content_type and not _JSON.match(content_type):
         message = f"send the body as Content-Type: application/json, not {content_type[:80]}"
         raise Problem("unsupported_media_type", message)
 
 
-def _is_compressed(request: Request) -> bool:
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+def _is_compressed(encoding: str) -> bool:
+    encoding = encoding.strip().lower()
     if encoding not in ("identity", "gzip", "x-gzip", ""):
         message = f"Content-Encoding {encoding[:40]!r} is not supported: use gzip, or none"
         raise Problem("unsupported_media_type", message, headers={"accept-encoding": "gzip"})

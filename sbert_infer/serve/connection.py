@@ -25,6 +25,7 @@ class Connection(HttpToolsProtocol):
 
     settings: Settings  # of the subclass that `connection_class` makes
     _header_bytes = 0  # and of all else that is no body: trailers, extensions of chunks
+    _in_headers = False  # some of a request's headers have come, and not all
     _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
 
@@ -49,6 +50,8 @@ class Connection(HttpToolsProtocol):
         """Some bytes of a request. Counted here, since the parser tells of a header only when it has all of it."""
         self._header_bytes += len(data)
         super().data_received(data)
+        if self._in_headers and self._header_timer is None:  # mostly they come in one piece, and need no timer
+            self._expect_headers()
         if self._header_bytes > _MAX_HEADER_BYTES and not self.transport.is_closing():
             message = f"the headers have more than {_MAX_HEADER_BYTES} bytes"
             self._end(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message, "Validation")
@@ -57,12 +60,14 @@ class Connection(HttpToolsProtocol):
         """The first byte of a request."""
         super().on_message_begin()
         self._header_bytes = 0
-        self._expect_headers()
+        self._in_headers = True
+        self._expect_no_headers()
 
     def on_headers_complete(self) -> None:
         """The application takes over, with a time limit of its own for the body."""
         self._header_bytes = 0
-        _cancel(self._header_timer)
+        self._in_headers = False
+        self._expect_no_headers()
         self.scope["sbert.when_lost"] = self._when_lost  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
 
@@ -89,8 +94,11 @@ class Connection(HttpToolsProtocol):
         self._watch_writing()
 
     def _expect_headers(self) -> None:
-        _cancel(self._header_timer)
         self._header_timer = self.loop.call_later(self.settings.read_timeout_s, self.transport.abort)
+
+    def _expect_no_headers(self) -> None:
+        _cancel(self._header_timer)
+        self._header_timer = None
 
     def _watch_writing(self) -> None:
         """Look again later, and give up if the client has read hardly anything meanwhile."""

@@ -17,6 +17,8 @@ __all__ = ["LogWriter", "logging_to_stderr"]
 
 _MAX_LINES = 10_000  # that wait to be written; more are lost
 _EVERY_S = 0.1
+# What our lines never show. The standard library's own advice for those in a hurry is to turn them off.
+_DETAILS = ("_srcfile", "logThreads", "logProcesses", "logMultiprocessing")
 
 
 class LogWriter(logging.Handler):
@@ -94,6 +96,9 @@ def logging_to_stderr(as_json: bool) -> Iterator[None]:
     writer.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
     root, uvicorn = logging.getLogger(), logging.getLogger("uvicorn")
     before = root.handlers[:], root.level, uvicorn.level
+    details = {name: getattr(logging, name) for name in _DETAILS}
+    for name in _DETAILS:
+        setattr(logging, name, None)
     root.handlers[:] = [writer]
     root.setLevel(logging.INFO)
     uvicorn.setLevel(logging.WARNING)
@@ -102,5 +107,7 @@ def logging_to_stderr(as_json: bool) -> Iterator[None]:
         yield
     finally:
         logging.captureWarnings(False)
+        for name, value in details.items():
+            setattr(logging, name, value)
         root.handlers[:], root.level, uvicorn.level = before
         writer.close()

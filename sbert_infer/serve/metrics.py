@@ -53,6 +53,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self._series: dict[tuple[str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
         self.in_progress = Gauge("sbert_http_requests_in_progress", "Requests being answered.", registry=registry)
         self.reloads = Counter("sbert_reloads", "Reloads, by how they ended.", ["model", "result"], registry=registry)
         self._stages = Histogram(
@@ -74,6 +75,15 @@ class Metrics:
             stages[name](value)
 
         return observe
+
+    def note_answer(self, route: str, status: int, seconds: float) -> None:
+        """A request was answered."""
+        series = self._series.get((route, status))
+        if series is None:  # looking them up by their labels takes longer than all the rest
+            series = self.answers.labels(route, str(status)).inc, self.seconds.labels(route).observe
+            self._series[route, status] = series
+        series[0]()
+        series[1](seconds)
 
     def count_reload(self, model: str, result: str) -> None:
         """A reload has ended."""

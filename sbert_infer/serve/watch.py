@@ -65,7 +65,7 @@ class Watch:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on and note what becomes of it."""
-        record = Record(_request_id(Request(scope)), scope["method"], scope["path"])
+        record = Record(_request_id(scope), scope["method"], scope["path"])
         scope["sbert.record"] = record
 
         async def noting(message: Message) -> None:
@@ -103,8 +103,7 @@ class Watch:
     def _finish(self, record: Record) -> None:
         record.status = record.status or _CLIENT_LEFT
         route = record.path if record.path in self._routes else "other"
-        self._metrics.answers.labels(route, str(record.status)).inc()
-        self._metrics.seconds.labels(route).observe(record.seconds)
+        self._metrics.note_answer(route, record.status, record.seconds)
         quiet = record.path in _POLLED and record.status < 400
         access.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"record": record})
 
@@ -115,8 +114,8 @@ def log_lost(error: SbertInferError, request: Request) -> None:
         logger.warning("request %s: %s", record_of(request).id, error)
 
 
-def _request_id(request: Request) -> str:
-    given = request.headers.get("x-request-id", "")
+def _request_id(scope: Scope) -> str:
+    given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
     return given if _SANE_ID.fullmatch(given) else f"{_PROCESS}-{next(_numbers):x}"
 
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from sbert_infer import Engine, __version__
 from sbert_infer.artifact import open_artifact
 from sbert_infer.export import exporter
-from sbert_infer.export.cli import main
+from sbert_infer.export.cli import _warn_plain, main
 from sbert_infer.export.fuse import count_fused
 from sbert_infer.export.parity import certify
 from sbert_infer.export.reference import Reference
@@ -314,3 +314,17 @@ def test_the_real_command(folder: Path, make_checkpoint: MakeCheckpoint) -> None
     assert done.returncode == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["tiny-albert.onnx", "fused", "parity", "use"]
     assert [file.name for file in folder.iterdir()] == ["tiny-albert.onnx"]
+
+
+def test_a_plain_transformer_is_said_to_be_one(
+    tmp_path: Path, export_checkpoint: MakeCheckpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = open_artifact(export_checkpoint()).manifest
+    (tmp_path / "modules.json").touch()
+    _warn_plain(tmp_path, manifest)
+    assert capsys.readouterr().err == ""
+    (tmp_path / "modules.json").unlink()
+    _warn_plain(tmp_path, manifest)
+    assert "no modules.json: taken as a plain transformer with mean pooling" in capsys.readouterr().err
+    _warn_plain(tmp_path, replace(manifest, kind="reranker"))
+    assert capsys.readouterr().err == ""
