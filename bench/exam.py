@@ -86,8 +86,9 @@ def _prompt(manifest: Manifest, role: str) -> str | None:
 
 def _with_mean(found: Found) -> Found:
     """Add the mean of the rank correlations where there are several, as for STS12 to STS16."""
+    tasks = {name for measures in found.values() for name in measures if name.endswith(f" {SPEARMAN}")}
     for measures in found.values():
-        values = [value for name, value in measures.items() if name.endswith(f" {SPEARMAN}")]
-        if len(values) > 1:
+        values = [measures[name] for name in tasks if name in measures]
+        if len(values) == len(tasks) > 1:  # who failed in one of them has no mean
             measures[f"mean {SPEARMAN}"] = float(np.mean(values))
     return found

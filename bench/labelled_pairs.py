@@ -73,7 +73,7 @@ def _collect(path: Path, name: str, records: Iterator[Record], values: Sequence[
     number = 0
     for row in rows:
         cells = [row.get(column) for column in columns]
-        together = zip(*cells, strict=False) if all(isinstance(cell, list) for cell in cells) else [cells]
+        together = _unzipped(path, cells) if all(isinstance(cell, list) for cell in cells) else [cells]
         for left, right, value in together:  # mteb has files with all texts in one row
             number += 1
             pairs.left.append(_text(path, number, left))
@@ -82,10 +82,17 @@ def _collect(path: Path, name: str, records: Iterator[Record], values: Sequence[
     return pairs
 
 
+def _unzipped(path: Path, cells: Sequence[Any]) -> list[Any]:
+    sizes = {len(cell) for cell in cells}
+    if len(sizes) > 1:
+        raise DatasetError(f"{path}: a row has lists of {' and '.join(map(str, sorted(sizes)))} entries")
+    return list(zip(*cells, strict=True))
+
+
 def _test_rows(rows: list[Record]) -> list[Record]:
     """Of a file that holds several parts, in a column `split`, the test part."""
     parts = {row.get("split") for row in rows}
-    return [row for row in rows if row["split"] == "test"] if len(parts) > 1 and "test" in parts else rows
+    return [row for row in rows if row.get("split") == "test"] if len(parts) > 1 and "test" in parts else rows
 
 
 def _columns(path: Path, row: Record, values: Sequence[str]) -> tuple[str, str, str]:

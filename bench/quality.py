@@ -168,7 +168,8 @@ class _RetrievalScorer:
 
     def _measures_of(self, row: int, query: str, grades: dict[str, int]) -> Measures:
         found = self._nearest.ranked(row) if self._nearest else []
-        ranked = [grades.get(document, 0) for _, document in found if document != query][:_FOUND]
+        documents = dict.fromkeys(document for _, document in found if document != query)  # an id may be there twice
+        ranked = [grades.get(document, 0) for document in documents][:_FOUND]
         judged = list(grades.values())
         return {
             "nDCG@10": ndcg(ranked, judged, 10),

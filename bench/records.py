@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -44,7 +45,7 @@ def read_records(
             yield from _json(path, file) if _suffix(path) in _JSON else _separated(path, file, headless)
     except UnicodeDecodeError as error:
         raise DatasetError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DatasetError(f"{path} is not a whole gzip file: {error}") from error
 
 

@@ -39,6 +39,7 @@ def needed_files(files: Iterable[str], trust_remote_code: bool = False) -> list[
         "*.model",
         "model*.safetensors",
         "*_linear.pt",
+        "artifact.metadata",
         *(["*.py"] if trust_remote_code else []),
     ]
     return [

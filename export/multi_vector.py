@@ -148,13 +148,17 @@ def _read(path: Path, entries: list[Entry], transformer: TransformerSettings, pr
         problems.append(f"{file.name}: unknown similarity {similarity!r} (known: {', '.join(MULTI_SIMILARITIES)})")
     prompts = read_prompts(config, file.name, problems)
     marks = {role: config.get(f"{role}_prefix") or "" for role in ("query", "document")}
+    for role, mark in marks.items():
+        if not isinstance(mark, str):
+            problems.append(f"{file.name}: '{role}_prefix' must be a string, not {mark!r}")
+            marks[role] = ""
     for role, mark in marks.items():  # goes before the prompt, if that does not have it already
-        prompts[role] = mark + prompts[role].removeprefix(mark)
+        prompts[role] = mark + prompts.get(role, "").removeprefix(mark)
     modules = _read_modules(path, entries, problems)
     if native:
         by_role = _read_native_roles(path, entries, transformer.by_role, problems)
     else:
-        by_role = _read_pylate_roles(config, transformer.by_role)
+        by_role = _read_pylate_roles(config, transformer.by_role, file.name, problems)
         modules.append(("Normalize", NormalizeSpec()))
     prefixes = tuple(mark for mark in marks.values() if mark)
     return _Settings(prompts, config.get("default_prompt_name"), similarity, modules, by_role, prefixes)
@@ -166,13 +170,16 @@ def _read_native_roles(path: Path, entries: list[Entry], saved: dict[str, Any], 
     return RoleSettings(**{key: saved.get(key) for key in ROLE_KEYS}, skip_words=words, skip_tasks=tasks)
 
 
-def _read_pylate_roles(pylate: dict[str, Any], saved: dict[str, Any]) -> RoleSettings:
+def _read_pylate_roles(pylate: dict[str, Any], saved: dict[str, Any], name: str, problems: Problems) -> RoleSettings:
     lengths = {key: pylate.get(key) for key in ("query_length", "document_length")}
     expansion = pylate.get("query_expansion")
     if "query_expansion" not in pylate and pylate.get("do_query_expansion") is not False:
         length = lengths.pop("query_length") or _EXPANDED_LENGTH
         expansion = {"strategy": "fixed", "attend": bool(pylate.get("attend_to_expansion_tokens")), "length": length}
     words = pylate.get("skiplist_words")
+    if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+        problems.append(f"{name}: 'skiplist_words' must be a list of strings, not {words!r}")
+        words = None
     given = {**lengths, "query_expansion": expansion, **saved}
     return RoleSettings(
         **{key: given.get(key) for key in ROLE_KEYS},

@@ -166,6 +166,6 @@ def read_prompts(config: dict[str, Any], name: str, problems: Problems) -> dict[
         if not isinstance(value, str)
     ]
     default = config.get("default_prompt_name")
-    if default is not None and default not in prompts:
+    if default is not None and (not isinstance(default, str) or default not in prompts):
         problems.append(f"{name}: the default prompt {default!r} is not among the prompts ({', '.join(prompts)})")
-    return prompts
+    return {key: value for key, value in prompts.items() if isinstance(value, str)}

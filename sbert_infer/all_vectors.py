@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from .artifact import MULTI, SENTENCE, WEIGHTS, Manifest
 from .errors import EngineError, TextError, TruncationError
+from .output import finish
 from .pipeline import Pipeline
 from .planner import Batch, plan_batches
 from .sparse import SparseRows
@@ -40,9 +41,9 @@ def check_has_all(manifest: Manifest) -> None:
 
 
 def encode_all(
-    pipeline: Pipeline, manifest: Manifest, texts: Sequence[str], prompt: str, *, allow_truncation: bool
+    pipeline: Pipeline, manifest: Manifest, texts: Sequence[str], prompt: str, dim: int, *, allow_truncation: bool
 ) -> tuple[AllVectors, int]:
-    """The vectors of `texts`, with `prompt` before each, and how many texts were cut."""
+    """The vectors of `texts`, with `prompt` before each, and how many texts were cut. `dim`: of the dense ones."""
     backend = pipeline.backend
     if not hasattr(backend, "run_outputs"):
         raise EngineError(f"{backend.describe()} gives sentence vectors only: use Engine(..., device='cpu')")
@@ -50,7 +51,8 @@ def encode_all(
     if not allow_truncation and tokenized.truncated.any():
         first, limit = int(tokenized.truncated.argmax()), pipeline.tokenizer.max_length
         raise TruncationError(f"text {first} has more than {limit} tokens; shorten it or set on_truncate")
-    into = _Rows(pipeline, manifest, tokenized)
+    skip = 0 if manifest.include_prompt else pipeline.tokenizer.prompt_length(prompt)
+    into = _Rows(pipeline, manifest, tokenized, skip)
     batches = plan_batches(tokenized.lengths, backend.max_batch_tokens, edges=backend.edges)
     futures = [pipeline.submit(into.run, batch) for batch in batches]
     try:
@@ -58,24 +60,26 @@ def encode_all(
             future.result()
     finally:
         wait([future for future in futures if not future.cancel()])
-    return AllVectors(into.dense, into.sparse.to_csr(), into.multi), int(tokenized.truncated.sum())
+    dense = finish(into.dense, dim, normalize=False)
+    return AllVectors(dense, into.sparse.to_csr(), into.multi), int(tokenized.truncated.sum())
 
 
 class _Rows:
     """The vectors of texts, filled batch by batch, by any thread."""
 
-    def __init__(self, pipeline: Pipeline, manifest: Manifest, tokenized: TokenizedTexts) -> None:
-        self._pipeline, self._tokenized = pipeline, tokenized
+    def __init__(self, pipeline: Pipeline, manifest: Manifest, tokenized: TokenizedTexts, prompt_length: int) -> None:
+        self._pipeline, self._tokenized, self._prompt_length = pipeline, tokenized, prompt_length
         self._unweighted = np.array(manifest.unweighted_ids, np.int64)
         count = len(tokenized.lengths)
         self.dense = np.empty((count, manifest.dim), np.float32)
-        self.sparse = SparseRows(count, pipeline.tokenizer.backend.get_vocab_size())
+        self.sparse = SparseRows(count, pipeline.tokenizer.vocabulary)
         self.multi: list[Array] = [np.empty((0, 0), np.float32)] * count
 
     def run(self, batch: Batch) -> int:
         """Run a batch and keep its vectors."""
         ids, mask = self._pipeline.pad(self._tokenized, batch.rows, batch.length)
-        dense, weights, multi = cast(Any, self._pipeline.backend).run_outputs(_OUTPUTS, ids, mask)
+        backend = cast(Any, self._pipeline.backend)
+        dense, weights, multi = backend.run_outputs(_OUTPUTS, ids, mask, self._prompt_length)
         self.dense[batch.rows] = dense
         for at, row in enumerate(batch.rows.tolist()):
             real = mask[at] == 1

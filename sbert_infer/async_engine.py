@@ -25,8 +25,8 @@ from .engine import Engine
 from .errors import EngineError, OverloadedError, TruncationError, WorkerError, warn
 from .pipeline import unique_texts
 from .scheduler import Limits, Scheduler
-from .sparse import is_sparse, sparse_rows
-from .texts import OnTruncate, Text, as_pairs, as_texts, characters, check_pairs, check_texts
+from .sparse import is_sparse, max_batch_texts, sparse_rows
+from .texts import OnTruncate, Text, as_list, as_pairs, as_texts, characters, check_pairs, check_texts
 from .token_vectors import TokenVectors, check_has_tokens, token_vectors
 from .tokenizer import TokenizedTexts
 from .tokenizer_pool import TokenizerPool
@@ -123,6 +123,7 @@ class AsyncEngine:
             min_batch_tokens=min(budget, backend.min_batch_tokens),
             workers=backend.workers,
             max_length=self.engine.manifest.max_length,
+            max_batch_texts=max_batch_texts(self.engine.manifest) if is_sparse(self.engine.manifest) else None,
             edges=backend.edges,
             max_queue_tokens=max_queue_tokens,
             max_delay_s=max_delay_ms / 1000,
@@ -257,8 +258,7 @@ class AsyncEngine:
         options = self._options(
             arrival, self.engine._resolve_prompt(prompt, prompt_name), None, False, on_truncate, timeout_s
         )
-        known: list[Text] = list(texts)
-        check_texts(known)
+        known: list[Text] = [*as_list(texts, "encode_sparse")]
         with self._counted(len(known), arrival):
             if not known:
                 return Encoded(sparse_rows(self.engine.manifest)(0), 0, 0)
@@ -280,7 +280,7 @@ class AsyncEngine:
         check_has_tokens(self.engine.manifest)
         prompt = self.engine._resolve_prompt(prompt, prompt_name)
         options = self._options(arrival, prompt, None, False, on_truncate, timeout_s)
-        check_texts(texts)
+        texts = as_list(texts, "token_vectors")
         allow = options.on_truncate != "error"
         left = threading.Event()
         work = partial(
@@ -309,7 +309,7 @@ class AsyncEngine:
         return not self._closing and self._workers.ready
 
     def refusal(self) -> OverloadedError | None:
-        """What a call for one short text would get now, if the queue is too long for it."""
+        """What a call for one short text would get now, if the queue is too long for it; `count_refusal` if it does."""
         if not self._scheduler.is_crowded:
             return None
         try:
@@ -318,6 +318,11 @@ class AsyncEngine:
         except OverloadedError as error:
             return error
         return None
+
+    def count_refusal(self, error: OverloadedError) -> None:
+        """A call was refused in advance: it counts as any that was refused here."""
+        self._counts["requests"] += 1
+        self._errors[type(error).__name__] += 1
 
     def stats(self) -> AsyncStats:
         """Counters and gauges, as of now."""

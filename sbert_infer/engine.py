@@ -47,7 +47,7 @@ from .precision import reduce_precision
 from .similarity import MULTI_SIMILARITIES, SIMILARITIES, pairwise_similarity, similarity, unit_rows
 from .sparse import as_csr, check_sparse_options, decode, encode_sparse, is_sparse, scipy_sparse, sparse_windows
 from .sparse_similarity import sparse_pairwise_similarity, sparse_similarity
-from .texts import OnTruncate, Text, as_texts, check_text, check_texts
+from .texts import OnTruncate, Text, as_list, as_texts, check_text, check_texts
 from .token_vectors import check_has_tokens, token_vectors
 from .tokenizer import Tokenizer
 
@@ -232,8 +232,7 @@ class Engine:
     def token_vectors(self, texts: Iterable[str], prompt: str = "") -> list[npt.NDArray[np.float32]]:
         """What `encode(..., output_value="token_embeddings")` gives, with this very prompt."""
         check_has_tokens(self.manifest)
-        known = list(texts)
-        check_texts(known)
+        known = as_list(texts, "token_vectors")
         found = token_vectors(self._open(), known, prompt, allow_truncation=self.on_truncate != "error")
         if found.truncated and self.on_truncate == "warn":
             warn(f"{found.truncated} of {len(known)} texts were cut to {self.max_seq_length} tokens")
@@ -245,13 +244,10 @@ class Engine:
         Needs an artifact that was made with `sbert-export --outputs sentence,sparse,multi`.
         """
         check_has_all(self.manifest)
-        source, single = as_texts(texts)
-        known = list(source)
-        check_texts(known)
-        if single:
-            raise TypeError("encode_all needs a list of texts, got one str")
+        known = as_list(texts, "encode_all")
         prompt, allow = self._resolve_prompt(prompt, prompt_name), self.on_truncate != "error"
-        found, truncated = encode_all(self._open(), self.manifest, known, prompt, allow_truncation=allow)
+        dim = self._resolve_dim(None)
+        found, truncated = encode_all(self._open(), self.manifest, known, prompt, dim, allow_truncation=allow)
         if truncated and self.on_truncate == "warn":
             warn(f"{truncated} of {len(known)} texts were cut to {self.max_seq_length} tokens")
         return found
@@ -362,7 +358,7 @@ class Engine:
         return self.encode(inputs, name, prompt, task="document", **options)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """All pairs' similarity, [n, m], by the model's own function. Arrays give an array, tensors a tensor."""
+        """All pairs' similarity, [n, m], by the model's own function: of dense tensors a tensor, else an array."""
         if is_sparse(self.manifest):
             return sparse_similarity(self.similarity_fn_name, as_csr(embeddings1), as_csr(embeddings2))
         return similarity(self.similarity_fn_name, embeddings1, embeddings2)
@@ -375,7 +371,8 @@ class Engine:
 
     def decode(self, embeddings: Any, top_k: int | None = None) -> list[list[tuple[str, float]]]:
         """The words that each sparse vector stands for, with their weights, the heaviest first, as `SparseEncoder`."""
-        if not is_sparse(self.manifest) or self.tokenizer.get_vocab_size() > self.manifest.dim:
+        words = is_sparse(self.manifest) and self.manifest.pooling[0].startswith(("splade", "presence"))
+        if not words:
             raise ValueError(f"the dimensions of {self.manifest.name} are no words of its vocabulary")
         return decode(as_csr(embeddings), self.tokenizer.id_to_token, top_k)
 

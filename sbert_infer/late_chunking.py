@@ -7,7 +7,7 @@ with its last: one span over everything has the vector that `encode` gives.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -28,6 +28,7 @@ Array = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 Spans = Sequence[tuple[int, int]]  # characters of a document: from the first to before the last
 
+_MAX_TOKENS = 2**16  # 200 MB of vectors with 768 numbers
 _OVERLAP = 4  # neighbouring windows share at least one part in this many
 
 
@@ -98,13 +99,26 @@ def encode_spans(
         document.rows_of(_checked(text, its, f"document {index}"), len(text), skip, f"document {index}")
         for index, (text, its, document) in enumerate(zip(documents, spans, known, strict=True))
     ]
-    runs = [run for document in known for run in document.runs]
-    found = iter(run_tokens(pipeline, _joined(runs), at_once=2 * pipeline.backend.workers))
-    pooled = [
-        _pool(document.assemble([next(found) for _ in document.windows]), *its)
-        for document, its in zip(known, rows, strict=True)
-    ]
+    pooled: list[npt.NDArray[np.float64]] = []
+    for some in _groups(known):
+        runs = [run for document in known[some] for run in document.runs]
+        found = iter(run_tokens(pipeline, _joined(runs), at_once=2 * pipeline.backend.workers))
+        pooled += [
+            _pool(document.assemble([next(found) for _ in document.windows]), *its)
+            for document, its in zip(known[some], rows[some], strict=True)
+        ]
     return [(unit_rows(means) if manifest.normalized else means).astype(np.float32) for means in pooled]
+
+
+def _groups(documents: Sequence[_Document]) -> Iterator[slice]:
+    """Documents whose token vectors are held together: of so many tokens at most, but one document at least."""
+    ends = np.cumsum([sum(map(len, document.runs)) for document in documents])
+    start = 0
+    while start < len(documents):
+        before = ends[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + _MAX_TOKENS, side="right")))
+        yield slice(start, stop)
+        start = stop
 
 
 def plan_windows(tokens: int, most: int) -> list[Window]:

@@ -5,6 +5,7 @@ mteb calls `encode` with batches of a data loader and the task they are from, an
 
 from __future__ import annotations
 
+import hashlib
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ __all__ = ["encode_task", "model_meta"]
 
 
 def model_meta(engine: Engine) -> Any:
-    """The model's card. Other weights, or another precision, are another revision of it."""
+    """The model's card. Other weights, settings or precision are another revision of it."""
     try:
         models = import_module("mteb.models")
     except ImportError:  # as for any attribute that is not there, so that hasattr can tell
@@ -23,11 +24,20 @@ def model_meta(engine: Engine) -> Any:
     manifest = engine.manifest
     facts = {
         "name": f"sbert-infer/{manifest.name}",
-        "revision": f"{manifest.weights_sha256[:12]}-{manifest.precision}",
+        "revision": _revision(engine),
         "max_tokens": engine.max_seq_length,
         "embed_dim": engine.get_embedding_dimension(),
     }
     return models.ModelMeta.create_empty(overwrites=facts)
+
+
+def _revision(engine: Engine) -> str:
+    """Different wherever vectors may be: mteb files results under it, and does not evaluate a revision twice."""
+    manifest = engine.manifest
+    settings = [engine.get_embedding_dimension(), engine.max_seq_length, engine.similarity_fn_name]
+    settings += [manifest.pooling, sorted(engine.prompts.items()), engine.default_prompt_name, manifest.normalized]
+    digest = hashlib.sha256(repr(settings).encode()).hexdigest()
+    return f"{manifest.weights_sha256[:12]}-{manifest.precision}-{digest[:8]}"
 
 
 def encode_task(engine: Engine, inputs: Any, task: Any, prompt_type: Any, **options: Any) -> Any:

@@ -74,10 +74,7 @@ class OnnxBackend:
         alone: bool = False,
     ) -> npt.NDArray[np.float32]:
         """[batch, length] ids and mask -> [batch, dim] vectors. `alone`: no other batch of this call runs meanwhile."""
-        inputs = self._graph.inputs(input_ids, attention_mask)
-        if prompt_length:
-            inputs["prompt_length"] = np.array(prompt_length)
-        return self._run(self._graph.output, inputs, alone)
+        return self._run(self._graph.output, self._inputs(input_ids, attention_mask, prompt_length), alone)
 
     def run_tokens(
         self, input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64], *, alone: bool = False
@@ -86,10 +83,22 @@ class OnnxBackend:
         return self._run(TOKENS, self._graph.inputs(input_ids, attention_mask), alone)
 
     def run_outputs(
-        self, outputs: Sequence[str], input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64]
+        self,
+        outputs: Sequence[str],
+        input_ids: npt.NDArray[np.int64],
+        attention_mask: npt.NDArray[np.int64],
+        prompt_length: int = 0,
     ) -> list[npt.NDArray[np.float32]]:
         """[batch, length] ids and mask -> the graph's `outputs`, from one run."""
-        return self._run_all(outputs, self._graph.inputs(input_ids, attention_mask), alone=False)
+        return self._run_all(outputs, self._inputs(input_ids, attention_mask, prompt_length), alone=False)
+
+    def _inputs(
+        self, input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64], prompt_length: int
+    ) -> dict[str, npt.NDArray[np.int64]]:
+        inputs = self._graph.inputs(input_ids, attention_mask)
+        if prompt_length:
+            inputs["prompt_length"] = np.array(prompt_length)
+        return inputs
 
     def _run(self, output: str, inputs: dict[str, npt.NDArray[np.int64]], alone: bool) -> npt.NDArray[np.float32]:
         return self._run_all([output], inputs, alone)[0]
@@ -97,8 +106,8 @@ class OnnxBackend:
     def _run_all(
         self, outputs: Sequence[str], inputs: dict[str, npt.NDArray[np.int64]], alone: bool
     ) -> list[npt.NDArray[np.float32]]:
-        session = self._begin(alone)
         try:
+            session = self._begin(alone)
             if session is None:
                 raise EngineError("the engine was closed during this call")
             vectors: list[npt.NDArray[np.float32]] = session.run(list(outputs), inputs)

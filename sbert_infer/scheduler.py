@@ -47,6 +47,7 @@ class Limits:
     min_batch_tokens: int  # a batch that is worth a worker while others run
     workers: int
     max_length: int  # of a text
+    max_batch_texts: int | None = None
     edges: tuple[int, ...] | None = None
     max_queue_tokens: int = 2**20
     max_delay_s: float = 0.002
@@ -275,7 +276,8 @@ class Scheduler:
         planned: list[tuple[int, Work]] = []
         for prompt in np.unique(prompts):  # the model takes one prompt length for a whole batch
             texts = np.flatnonzero(prompts == prompt)
-            for batch in plan_batches(lengths[texts], self._budget(lengths), edges=self.limits.edges):
+            budget, most = self._budget(lengths), self.limits.max_batch_texts
+            for batch in plan_batches(lengths[texts], budget, most, edges=self.limits.edges):
                 chosen = np.sort(texts[batch.rows])
                 cuts = np.flatnonzero(np.diff(owners[chosen])) + 1
                 pieces = [(parts[owners[piece[0]]][0], rows[piece]) for piece in np.split(chosen, cuts)]

@@ -70,13 +70,14 @@ def _maxsim(queries: list[Array], documents: list[Array], mean: bool) -> Array:
     if len(widths) > 1:
         raise ValueError(f"the vectors have different lengths: {', '.join(map(str, sorted(widths)))}")
     asked, there = ([i for i, text in enumerate(texts) if len(text)] for texts in (queries, documents))
-    if asked and there:
-        vectors = np.concatenate([queries[i] for i in asked])  # [tokens of all queries, dim]
-        firsts = _firsts([len(queries[i]) for i in asked])
+    longest = max((len(documents[i]) for i in there), default=1)
+    for few in _chunks(asked, queries, max(1, _MAX_PRODUCTS // longest)):
+        vectors = np.concatenate([queries[i] for i in few])  # [tokens of these queries, dim]
+        firsts = _firsts([len(queries[i]) for i in few])
         for some in _chunks(there, documents, _MAX_PRODUCTS // len(vectors)):
             products = np.concatenate([documents[i] for i in some]) @ vectors.T
             best = np.maximum.reduceat(products, _firsts([len(documents[i]) for i in some]), axis=0)
-            scores[np.ix_(asked, some)] = np.add.reduceat(best, firsts, axis=1).T
+            scores[np.ix_(few, some)] = np.add.reduceat(best, firsts, axis=1).T
     if mean:
         scores /= np.array([max(1, len(query)) for query in queries], np.float32)[:, None]
     scores[:, [i for i, document in enumerate(documents) if not len(document)]] = _NO_TOKENS

@@ -11,6 +11,7 @@ __all__ = [
     "OnTruncate",
     "Pair",
     "Text",
+    "as_list",
     "as_pairs",
     "as_texts",
     "characters",
@@ -35,6 +36,16 @@ def as_texts(inputs: Any) -> tuple[Iterable[str], bool]:
     if (ndim := getattr(inputs, "ndim", 1)) != 1:  # an array, or a table, which would give its column names
         raise TypeError(f"encode needs texts in one dimension, got {type(inputs).__name__} with {ndim}")
     return inputs.tolist() if isinstance(inputs, np.ndarray) else inputs, False
+
+
+def as_list(inputs: Any, method: str) -> list[str]:
+    """The texts of a method that takes many, checked. One text would be a list of its characters."""
+    texts, single = as_texts(inputs)
+    if single:
+        raise TypeError(f"{method} needs a list of texts, got one str")
+    known = list(texts)
+    check_texts(known)
+    return known
 
 
 def as_pairs(inputs: Any) -> tuple[list[Any], bool]:

@@ -98,7 +98,7 @@ class Tokenizer:
         return TokenizedTexts(ids, np.cumsum(lengths) - lengths, lengths, truncated)
 
     @cached_property
-    def _vocabulary(self) -> int:
+    def vocabulary(self) -> int:
         """The ids end before this. Not at the start: it takes a copy of the vocabulary, and few send ids."""
         return 1 + max(self.backend.get_vocab().values(), default=-1)
 
@@ -112,10 +112,8 @@ class Tokenizer:
                     wrong = next(id for id in ids if type(id) is kind)
                     raise TypeError(f"text {index}: a token id must be an int, got {wrong!r:.60}")
             for id in (min(ids), max(ids)):
-                if not 0 <= id < self._vocabulary:
-                    raise ValueError(
-                        f"text {index}: the model has no token {id}, its ids end at {self._vocabulary - 1}"
-                    )
+                if not 0 <= id < self.vocabulary:
+                    raise ValueError(f"text {index}: the model has no token {id}, its ids end at {self.vocabulary - 1}")
         lengths = np.fromiter(map(len, token_ids), np.int64, len(token_ids))
         kept = np.minimum(lengths, self.max_length)
         cut = slice(self.max_length) if self._can_cut else slice(-self.max_length, None)

@@ -191,7 +191,8 @@ class Workers:
                 hung = [work for work in self._scheduler.running if work.last_started < now - self._hang_timeout_s]
                 self._suspected = any(work.last_started < now - patience_s for work in self._scheduler.running)
                 dead = [work for work, run in self._runs.items() if not run.thread.is_alive()]
-                if not all(thread.is_alive() for thread in self._threads):  # with a batch or without
+                ended = not all(thread.is_alive() for thread in self._threads)  # with a batch or without
+                if ended and not self._stop.is_set():
                     self._backend = None
                     self.changed.notify_all()
             for work in hung:

@@ -50,7 +50,7 @@ class Connection(HttpToolsProtocol):
         """Some bytes of a request. Counted here, since the parser tells of a header only when it has all of it."""
         self._header_bytes += len(data)
         super().data_received(data)
-        if self._in_headers and self._header_timer is None:  # mostly they come in one piece, and need no timer
+        if self._header_timer is None and self._waits_for_client():  # mostly headers come in one piece
             self._expect_headers()
         if self._header_bytes > _MAX_HEADER_BYTES and not self.transport.is_closing():
             message = f"the headers have more than {_MAX_HEADER_BYTES} bytes"
@@ -70,6 +70,12 @@ class Connection(HttpToolsProtocol):
         self._expect_no_headers()
         self.scope["sbert.when_lost"] = self._when_lost  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """All of a request. Reading goes on, though it was paused if the body was large: a client may leave."""
+        super().on_message_complete()
+        if not self.pipeline:
+            self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         """Some of the body, which the application counts."""
@@ -92,6 +98,13 @@ class Connection(HttpToolsProtocol):
         """The client has read most of it; the rest is watched on."""
         super().resume_writing()
         self._watch_writing()
+
+    def _waits_for_client(self) -> bool:
+        """Whether it is a client's turn, and no other timer runs: bytes that begin no request end uvicorn's own."""
+        if self.pipeline or self.transport.is_closing():
+            return False
+        answered = self.cycle is not None and self.cycle.response_complete
+        return self._in_headers or (answered and self.timeout_keep_alive_task is None)
 
     def _expect_headers(self) -> None:
         self._header_timer = self.loop.call_later(self.settings.read_timeout_s, self.transport.abort)

@@ -35,10 +35,14 @@ class LogWriter(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line. Nothing is woken up: that would cost a busy server more than the line."""
+        try:
+            line = self.format(record)
+        except Exception:  # somebody's wrong arguments: not worth a request
+            line = f"{record.levelname.lower()}: a line of {record.name} that can't be written"
         if len(self._lines) >= _MAX_LINES:
             self.lost += 1
         else:
-            self._lines.append(self.format(record))
+            self._lines.append(line)
 
     def close(self) -> None:
         """Write what waits, unless that takes long."""

@@ -83,6 +83,8 @@ class Server:
         await self.models.open()
         self.metrics.watch(self.models)
         self._uvicorn = _Uvicorn(_config(self), lambda: self._announce(listener))
+        if self._stopping is not None and self._stopping.done():
+            self._uvicorn.should_exit = True  # it was told to stop while the models were opened
         gc.freeze()  # what is there now stays: looking through it again and again took 5 % of the event loop's time
         try:
             await self._uvicorn.serve(sockets=[listener])
@@ -114,8 +116,8 @@ class Server:
         self.stop()
 
     def _on_reload_signal(self) -> None:
-        if self._uvicorn is None:
-            return  # the models are being opened
+        if self._uvicorn is None or self._stopping is not None:
+            return  # the models are being opened, or closed
         task = asyncio.ensure_future(self._reload())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

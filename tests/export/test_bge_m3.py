@@ -88,6 +88,10 @@ def test_prompts_and_truncation(exported: Exported) -> None:
         assert np.allclose(engine.encode_all(["b"], prompt="a ").dense, engine.encode_all(["a b"]).dense)
         with pytest.warns(SbertInferWarning, match="1 of 2 texts were cut to 32 tokens"):
             engine.encode_all(["short", "long " * 99])
+        with pytest.raises(TypeError, match="encode_all needs a list of texts, got one str"):
+            engine.encode_all("a text")
+    with Engine(path, on_truncate="ignore") as engine, engine.truncate_embeddings(8):
+        np.testing.assert_allclose(engine.encode_all(TEXTS).dense, engine.encode(TEXTS), rtol=0, atol=1e-6)
     with Engine(path, on_truncate="error") as engine, pytest.raises(TruncationError, match="text 1 "):
         engine.encode_all(["short", "long " * 99])
 

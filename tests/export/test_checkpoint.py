@@ -428,6 +428,7 @@ def test_token_types(copy_checkpoint: MakeCheckpoint) -> None:
 
 def test_needed_files() -> None:
     wanted = ["config.json", "model.safetensors", "vocab.txt", "spiece.model", "2_Dense/pytorch_model.bin"]
+    wanted += ["artifact.metadata", "sparse_linear.pt"]
     unwanted = [
         *("pytorch_model.bin", "training_args.bin", "tf_model.h5", "rust_model.ot", "README.md", "modeling.py"),
         *("onnx/model.onnx", "onnx/config.json", "openvino/openvino_model.bin", "pytorch_model.bin.md"),

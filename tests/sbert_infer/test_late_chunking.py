@@ -15,7 +15,7 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbert_infer import Engine
+from sbert_infer import Engine, late_chunking
 from sbert_infer.export import source
 from sbert_infer.export.checkpoint import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions, export
@@ -136,7 +136,9 @@ def test_a_long_document_runs_in_windows(real: Engine, eager: tuple[Any, Any]) -
     assert_close(found, unit(np.stack([vectors.mean(axis=0) for vectors in expected])), 1e-5)
 
 
-def test_many_documents(real: Engine) -> None:
+@pytest.mark.parametrize("most", [2**16, 1])
+def test_many_documents(real: Engine, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_chunking, "_MAX_TOKENS", most)
     documents = [DOCUMENT, TEXTS[0], " ".join(TEXTS)]
     spans = [SENTENCES, [(0, 12), (2, len(TEXTS[0]))], [(0, 1), (5, 400), (100, 200)]]
     found = real.encode_spans(documents, spans, normalize_embeddings=True, truncate_dim=100)

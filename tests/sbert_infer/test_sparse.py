@@ -215,6 +215,8 @@ def test_async(path: Path, engine: Engine) -> None:
             np.testing.assert_allclose(many.vectors.to_dense(), engine.encode(ALL_TEXTS).toarray(), rtol=0, atol=1e-5)
             assert len(one.vectors) == 1
             assert len((await server.encode_sparse([])).vectors) == 0
+            with pytest.raises(TypeError, match="encode_sparse needs a list of texts, got one str"):
+                await server.encode_sparse("a text")
             with pytest.raises(EngineError, match="is a sparse encoder: use encode_sparse"):
                 await server.encode("a")
 

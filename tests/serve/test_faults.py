@@ -217,6 +217,22 @@ def leave(server: Running, text: str) -> None:
         connection.sendall(b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
 
 
+def test_a_client_that_leaves_after_a_large_body_is_noticed(
+    start_server: Callable[..., Running], fakes: list[FakeBackend], gate: Gate
+) -> None:
+    """Reading pauses while a large body is taken in, and a closed connection is only seen while reading."""
+    server = start_server()
+    stats = server.server.models.first.stats
+    fakes[0].fault = gate
+    with ThreadPoolExecutor(3) as threads:
+        held = hold_workers(server, gate, threads)
+        leave(server, f"text{' ' * 300_000}")
+        until(lambda: stats().errors.get("CancelledError") == 1)
+        assert stats().queued_texts == 0
+        gate.opened.set()
+        assert [answer.result().status_code for answer in held] == [200, 200]
+
+
 def test_work_is_dropped_for_clients_that_leave(
     start_server: Callable[..., Running], fakes: list[FakeBackend], gate: Gate
 ) -> None:

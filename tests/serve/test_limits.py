@@ -148,6 +148,11 @@ def test_slow_senders_are_not_waited_for(start_server: Callable[..., Running]) -
             for _ in range(100):
                 trickle.sendall(b" ")
                 time.sleep(0.02)
+        with connect(server) as odd:  # bytes that begin no request, once one was answered
+            odd.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert odd.recv(2**16).startswith(b"HTTP/1.1 200")
+            odd.sendall(b"\r\n")
+            assert read_all(odd) == b""
         assert read_all(silent) == b""
         assert read_all(partial) == b""
         assert read_all(body).startswith(b"HTTP/1.1 408")
