@@ -26,7 +26,7 @@ __all__ = ["Limits", "Request", "Scheduler", "Work"]
 Indices = npt.NDArray[np.int64]
 
 # How much a batch that has just run counts in the measured speed.
-_NEWEST = 0.2
+_NEWEST = 0.1
 # The share of the time until a deadline that may be promised. Large requests are overtaken by small ones that come
 # later, and speeds vary: in a simulation at five times the load, with 0.8 a tenth of the work came too late, with 0.6
 # none did.
@@ -34,8 +34,8 @@ _USABLE = 0.6
 _FIRST = np.zeros(1, np.int64)
 # What to tell a client who is refused before any speed was measured.
 _RETRY_S = 1.0
-# So many requests may wait however long that takes, until their deadlines. They may be all the callers that there are,
-# each with one request at a time, and would gain nothing from being sent away. More than that is overload.
+# So many requests may be there however long that takes, until their deadlines. They may be all the callers that there
+# are, each with one request at a time, and would gain nothing from being sent away. More than that is overload.
 _PATIENT = 256
 
 
@@ -121,7 +121,6 @@ class Work:
         self.texts, self.tokens = texts, tokens  # in `parts`
         self.started = self.last_started = math.inf  # the last: of its parts, if they run one by one
         self.alone = False  # no other batch runs or waits
-        self.running = 1  # batches that ran when it started, itself included
 
     def leave_out_dropped(self, now: float) -> None:
         """Keep only what somebody still waits for."""
@@ -137,14 +136,21 @@ class Scheduler:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.running: set[Work] = set()
+        self.requests = 0  # that have not ended, those that run included
         self.reserved_tokens = 0  # of texts that are still being tokenized
-        self.tokens_per_s: float | None = None
+        self._done_tokens = self._done_s = 0.0  # of late, under load
+        self._mark = 0.0  # when a batch last ended, or the first began
         self.batches = self.batch_tokens = self.padded_tokens = 0
         # Requests with texts that no round has taken: by age, and with the one whose turn it is first.
         self._ages: OrderedDict[Request, None] = OrderedDict()
         self._turns: OrderedDict[Request, None] = OrderedDict()
         self._waiting_texts = self._waiting_tokens = 0
         self._round: deque[Work] = deque()
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The speed under load, if there was any."""
+        return self._done_tokens / self._done_s if self._done_s > 0 else None
 
     @property
     def queued_texts(self) -> int:
@@ -160,7 +166,7 @@ class Scheduler:
     def is_crowded(self) -> bool:
         """Whether so much waits that `check` may refuse a short text. May be asked without a lock."""
         many = self.reserved_tokens + self._waiting_tokens > self.limits.max_queue_tokens // 2
-        return many or len(self._ages) >= _PATIENT
+        return many or self.requests >= _PATIENT
 
     def oldest_age(self, now: float) -> float:
         """Seconds that the oldest request with texts in the queue has waited."""
@@ -183,8 +189,8 @@ class Scheduler:
         if speed is None or not ahead:
             return
         wait, patience = ahead / speed, self.limits.max_wait_s
-        if wait > patience and len(self._ages) >= _PATIENT:
-            raise OverloadedError(f"the queue is too long: {len(self._ages)} requests, {wait:.1f} s", wait - patience)
+        if wait > patience and self.requests >= _PATIENT:
+            raise OverloadedError(f"the queue is too long: {self.requests} requests, {wait:.1f} s", wait - patience)
         need, left = wait + tokens / speed, deadline - now
         if need > _USABLE * left:
             what = f"the queue is too long: {tokens} tokens after {ahead} take {need:.1f} s"
@@ -192,12 +198,14 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Put a request with at least one text into the queue."""
+        self.requests += 1
         self._ages[request] = self._turns[request] = None
         self._waiting_texts += request.waiting_texts
         self._waiting_tokens += request.waiting_tokens
 
     def drop(self, request: Request) -> None:
         """Start nothing more of a request. What already runs goes on, for nobody."""
+        self.requests -= not request.ended
         request.ended = True
         self._forget(request)
 
@@ -231,16 +239,17 @@ class Scheduler:
         """A batch has run. Gives the requests of which nothing is left to do; none if the batch was abandoned."""
         if not self.abandon(work):
             return []
-        # Small batches say nothing of the speed under load, which is what matters.
-        if 2 * work.tokens >= self.limits.max_batch_tokens and now > work.started:
-            speed = work.tokens * work.running / (now - work.started)
-            before = speed if self.tokens_per_s is None else self.tokens_per_s
-            self.tokens_per_s = _NEWEST * speed + (1 - _NEWEST) * before
+        # What comes out while more waits, whatever takes the time: that is the speed under load, which is what matters.
+        if self._round or self._ages:
+            self._done_tokens = work.tokens + (1 - _NEWEST) * self._done_tokens
+            self._done_s = now - self._mark + (1 - _NEWEST) * self._done_s
+        self._mark = now
         finished = []
         for request, rows in work.parts:
             request.unfinished -= len(rows)
             if not request.unfinished and not request.ended:
                 request.ended = True
+                self.requests -= 1
                 finished.append(request)
         return finished
 
@@ -323,9 +332,10 @@ class Scheduler:
 
     def _start(self, work: Work, now: float) -> Work:
         work.alone = not (self.running or self._round or self._ages)
+        if not self.running:
+            self._mark = now
         self.running.add(work)
         work.started = work.last_started = now
-        work.running = len(self.running)
         self.batches += 1
         self.batch_tokens += work.tokens
         self.padded_tokens += work.texts * work.length
