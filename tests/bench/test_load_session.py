@@ -96,7 +96,7 @@ def test_an_overload_that_only_queues_times_out(double: OpenAIDouble) -> None:
     row = results.row("it", "8x")
     assert row is not None
     assert row.errors["timeout"] > 0
-    assert row.answered + row.errors["timeout"] == row.sent
+    assert row.answered + sum(row.errors.values()) == row.sent  # whatever became of it, each is counted
     assert row.latency_ms["max"] >= 50  # others before it
     assert (row.watched_s, row.recovery_s) == (1, None)  # what nobody waits for any more still keeps it busy
 
