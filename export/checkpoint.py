@@ -43,7 +43,7 @@ from sbert_infer.export.sparse_modules import (
 from sbert_infer.export.sparse_static import SPARSE_STATIC, read_sparse_static
 from sbert_infer.export.static import MODEL_TYPE, read_static
 
-__all__ = ["Checkpoint", "read_checkpoint", "weights_sha256"]
+__all__ = ["Checkpoint", "checkpoint_name", "read_checkpoint", "weights_sha256"]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def read_checkpoint(
         raise CheckpointError(str(source), problems)
     return Checkpoint(
         source=str(source),
-        name=path.resolve().name if Path(source).is_dir() else str(source).rpartition("/")[2],
+        name=checkpoint_name(source, path),
         path=path,
         transformer_path=path / first.path,
         model_type=body.model_type,
@@ -230,6 +230,11 @@ def _default_modules(config: Any) -> tuple[ModuleSpec, ...]:
     architecture = (getattr(config, "architectures", None) or [""])[0]
     causal = architecture.endswith("ForCausalLM") and getattr(config, "is_causal", True)
     return (PoolingSpec(config.hidden_size, ("lasttoken",) if causal else ("mean",)),)
+
+
+def checkpoint_name(source: str | Path, path: Path) -> str:
+    """The name of the folder `path`, or the last part of a hub id."""
+    return path.resolve().name if Path(source).is_dir() else str(source).rpartition("/")[2]
 
 
 def weights_sha256(checkpoint: Checkpoint) -> str:

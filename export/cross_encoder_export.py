@@ -15,9 +15,9 @@ from sbert_infer.export.cross_encoder import read_cross_encoder
 from sbert_infer.export.cross_encoder_parity import certify_scores, probe_pairs
 from sbert_infer.export.cross_encoder_reference import PairReference, load_pair_reference
 from sbert_infer.export.fuse import count_fused, fuse
-from sbert_infer.export.int8 import Batch, quantize
+from sbert_infer.export.int8 import Batch, calibration_samples, quantize
 from sbert_infer.export.operators import fused_operators, plain_operators
-from sbert_infer.export.options import ExportOptions, Step
+from sbert_infer.export.options import ExportOptions, Step, refuse_sentence_options
 from sbert_infer.export.parity import MIN_COSINE
 from sbert_infer.export.save import check_free, stage
 from sbert_infer.export.source import draft_manifest, plain_tokenizer_json, token_counter
@@ -26,14 +26,12 @@ from sbert_infer.texts import Pair
 
 __all__ = ["convert_pairs", "export_cross_encoder"]
 
-_CALIBRATION_PAIRS = 512
-_CALIBRATION_BATCH = 16
 _EVERY = 2  # probe pairs to calibrate with, where the user gives none
 
 
 def export_cross_encoder(source: str | Path, target: Path, options: ExportOptions, step: Step) -> Manifest:
     """Export the cross-encoder `source` to the ONNX model `target`, and return its manifest."""
-    _check_options(options)
+    refuse_sentence_options(options, "cross-encoder")
     reference, tokenizer_json, pairs = _load(source, options, step)
     with step("convert", "int8, fused" if options.int8 else "portable" if options.portable else "fused", 0):
         model = convert_pairs(reference, portable=options.portable)
@@ -68,16 +66,6 @@ def convert_pairs(reference: PairReference, *, portable: bool = False) -> ir.Mod
             model = fuse(model)
         model.graph.outputs[0].name = SCORES  # a fusion may have put another value in its place
         return tidy(model)
-
-
-def _check_options(options: ExportOptions) -> None:
-    """Refuse what is for sentence encoders."""
-    if options.fp16:
-        raise ExportError("--fp16 is not supported for cross-encoders yet: leave it out, or take --int8")
-    if options.token_output or options.route is not None:
-        raise ExportError(
-            "--outputs and --route are for sentence encoders, and this is a cross-encoder: leave them out"
-        )
 
 
 def _load(source: str | Path, options: ExportOptions, step: Step) -> tuple[PairReference, str, list[Pair]]:
@@ -124,7 +112,6 @@ def _split(lines: Sequence[str]) -> list[Pair]:
 
 
 def _calibration_batches(reference: PairReference, pairs: Sequence[Pair]) -> Iterator[Batch]:
-    some = sorted(pairs[:: max(1, len(pairs) // _CALIBRATION_PAIRS)], key=lambda pair: sum(map(len, pair)))
-    for start in range(0, len(some), _CALIBRATION_BATCH):
-        batch = reference.tokenize(some[start : start + _CALIBRATION_BATCH])
+    for some in calibration_samples(pairs, size=lambda pair: sum(map(len, pair))):
+        batch = reference.tokenize(some)
         yield {name: values.numpy() for name, values in batch.items()}

@@ -13,7 +13,7 @@ from sbert_infer.export.convert import convert
 from sbert_infer.export.cross_encoder import is_cross_encoder
 from sbert_infer.export.cross_encoder_export import export_cross_encoder
 from sbert_infer.export.fuse import count_fused
-from sbert_infer.export.int8 import Batch, quantize
+from sbert_infer.export.int8 import Batch, calibration_samples, quantize
 from sbert_infer.export.multi_vector import is_multi_vector
 from sbert_infer.export.multi_vector_export import export_multi_vector
 from sbert_infer.export.options import ExportOptions, Step, default_output, silent
@@ -29,9 +29,7 @@ from sbert_infer.export.tune import tune
 
 __all__ = ["ExportOptions", "default_output", "export", "export_onnx"]
 
-_CALIBRATION_TEXTS = 512  # more change the largest activations little
 _EVERY = 8  # probe texts that join the sentences where the user gives no calibration texts
-_CALIBRATION_BATCH = 16
 
 
 def export(
@@ -94,7 +92,6 @@ def check_target(target: Path, force: bool) -> None:
 
 
 def _calibration_batches(reference: Reference, texts: Sequence[str]) -> Iterator[Batch]:
-    some = sorted(texts[:: max(1, len(texts) // _CALIBRATION_TEXTS)], key=len)
-    for start in range(0, len(some), _CALIBRATION_BATCH):
-        ids, mask = reference.tokenize(some[start : start + _CALIBRATION_BATCH])
+    for some in calibration_samples(texts):
+        ids, mask = reference.tokenize(some)
         yield {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}

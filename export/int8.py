@@ -15,8 +15,9 @@ values, and gets almost the whole integer range for its positive side. Weights a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +38,19 @@ GELU_MIN = -0.17001  # neither GELU, exact or approximate, goes below
 ONE_SIDED_ZERO_POINT = 32
 
 _SMALL_BYTES = 1024
+_CALIBRATION_ITEMS = 512  # more change the largest activations little
+_CALIBRATION_BATCH = 16
 
 Array = npt.NDArray[np.float32]
 Batch = Mapping[str, npt.NDArray[np.int64]]
+Item = TypeVar("Item")
+
+
+def calibration_samples(items: Sequence[Item], size: Callable[[Any], int] = len) -> Iterator[list[Item]]:
+    """Of texts or pairs some from all over, in batches of like `size`."""
+    some = sorted(items[:: max(1, len(items) // _CALIBRATION_ITEMS)], key=size)
+    for start in range(0, len(some), _CALIBRATION_BATCH):
+        yield some[start : start + _CALIBRATION_BATCH]
 
 
 def quantize(model: ir.Model, calibration: Iterable[Batch]) -> ir.Model:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sbert_infer.errors import CheckpointError
-from sbert_infer.export.checkpoint import Checkpoint
+from sbert_infer.export.checkpoint import Checkpoint, checkpoint_name
 from sbert_infer.export.entries import Entry, read_entries
 from sbert_infer.export.hub import locate, shown, weight_files
 from sbert_infer.export.modules import (
@@ -110,7 +110,7 @@ def read_multi_vector(
     specs = tuple(spec for _, spec in settings.modules)
     checkpoint = Checkpoint(
         source=str(source),
-        name=path.resolve().name if Path(source).is_dir() else str(source).rpartition("/")[2],
+        name=checkpoint_name(source, path),
         path=path,
         transformer_path=folder,
         model_type=config.model_type,

@@ -10,16 +10,15 @@ from pathlib import Path
 import onnx_ir as ir
 
 from sbert_infer.artifact import MULTI_VECTOR, TOKENS, Manifest
-from sbert_infer.errors import ExportError
 from sbert_infer.export.convert import quiet_tracer, tidy, trace
 from sbert_infer.export.fuse import count_fused, fuse
-from sbert_infer.export.int8 import Batch, quantize
+from sbert_infer.export.int8 import Batch, calibration_samples, quantize
 from sbert_infer.export.modules import NormalizeSpec
 from sbert_infer.export.multi_vector import read_multi_vector
 from sbert_infer.export.multi_vector_parity import certify_multi_vector
 from sbert_infer.export.multi_vector_reference import MultiVectorReference, load_multi_vector_reference
 from sbert_infer.export.operators import fused_operators, plain_operators
-from sbert_infer.export.options import ExportOptions, Step
+from sbert_infer.export.options import ExportOptions, Step, refuse_sentence_options
 from sbert_infer.export.parity import MIN_COSINE
 from sbert_infer.export.probe import MAX_PROBE_LENGTH, SENTENCES, probe_texts
 from sbert_infer.export.save import check_free, stage
@@ -28,14 +27,12 @@ from sbert_infer.export.tune import tune
 
 __all__ = ["convert_multi_vector", "export_multi_vector"]
 
-_CALIBRATION_TEXTS = 512
-_CALIBRATION_BATCH = 16
 _EVERY = 8  # probe texts that join the sentences where the user gives no calibration texts
 
 
 def export_multi_vector(source: str | Path, target: Path, options: ExportOptions, step: Step) -> Manifest:
     """Export the multi-vector encoder `source` to the ONNX model `target`, and return its manifest."""
-    _check_options(options)
+    refuse_sentence_options(options, "multi-vector encoder")
     reference, tokenizer_json, texts = _load(source, options, step)
     with step("convert", "int8, fused" if options.int8 else "portable" if options.portable else "fused", 0):
         model = convert_multi_vector(reference, portable=options.portable)
@@ -70,16 +67,6 @@ def _fused_operators(reference: MultiVectorReference) -> AbstractContextManager[
     hidden = any(role.expand_to and not role.attend_to_expansion for role in reference.multi_vector.roles.values())
     side, longest = reference.tokenizer.padding_side, reference.checkpoint.max_length
     return fused_operators(reference.encoder, padding_side="left" if hidden else side, max_length=longest)
-
-
-def _check_options(options: ExportOptions) -> None:
-    """Refuse what is for sentence encoders."""
-    if options.fp16:
-        raise ExportError("--fp16 is not supported for multi-vector encoders yet: leave it out, or take --int8")
-    if options.token_output or options.route is not None:
-        raise ExportError(
-            "--outputs and --route are for sentence encoders, and this is a multi-vector encoder: leave them out"
-        )
 
 
 def _load(source: str | Path, options: ExportOptions, step: Step) -> tuple[MultiVectorReference, str, list[str]]:
@@ -117,10 +104,9 @@ def _draft_manifest(reference: MultiVectorReference, options: ExportOptions) -> 
 
 def _calibration_batches(reference: MultiVectorReference, texts: Sequence[str]) -> Iterator[Batch]:
     """As documents and, a few of each, as queries."""
-    some = sorted(texts[:: max(1, len(texts) // _CALIBRATION_TEXTS)], key=len)
-    for start in range(0, len(some), _CALIBRATION_BATCH):
+    for some in calibration_samples(texts):
         for task, rows in (("document", slice(None)), ("query", slice(None, None, 4))):
             prompt = reference.checkpoint.prompts[task]
-            batch = [prompt + text for text in some[start : start + _CALIBRATION_BATCH][rows]]
+            batch = [prompt + text for text in some[rows]]
             tokens = reference.tokenize(batch, task)
             yield {"input_ids": tokens.input_ids.numpy(), "attention_mask": tokens.attention_mask.numpy()}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sbert_infer.errors import ExportError
 
-__all__ = ["ExportOptions", "Step", "default_output", "silent"]
+__all__ = ["ExportOptions", "Step", "default_output", "refuse_sentence_options", "silent"]
 
 MAX_BATCH_TOKENS = 16384  # of the engines in a plan: enough to fill a large GPU. Not measured on one yet
 
@@ -81,3 +81,11 @@ def default_output(source: str, options: ExportOptions) -> Path:
 def silent(name: str, detail: str, total: int) -> AbstractContextManager[Callable[[int], object]]:
     """A step that is not told."""
     return nullcontext(lambda count: None)
+
+
+def refuse_sentence_options(options: ExportOptions, kind: str) -> None:
+    """Refuse, for another `kind` of model, what is for sentence encoders."""
+    if options.fp16:
+        raise ExportError(f"--fp16 is not supported for {kind}s yet: leave it out, or take --int8")
+    if len(options.outputs) > 1 or options.route is not None:
+        raise ExportError(f"--outputs and --route are for sentence encoders, and this is a {kind}: leave them out")
