@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
-from collections.abc import Callable, Mapping
+import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from torch import nn
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "albert", "electra")
@@ -168,7 +171,7 @@ def randomize(module: nn.Module, seed: int, matrix_spread: float = 0.3) -> None:
 
 def _tokenizer(family: Family, max_length: int, padding_side: str) -> Any:
     options: dict[str, Any] = {"model_max_length": max_length, "padding_side": padding_side}
-    trained = _train(family.kind, family.special)
+    trained = _vocabulary(family.kind, family.special)
     if family.tokenizer == "PreTrainedTokenizerFast":
         names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
         backend = Tokenizer(models.BPE(**trained))
@@ -188,32 +191,32 @@ def _tokenizer(family: Family, max_length: int, padding_side: str) -> Any:
 
 
 @functools.cache
-def _train(kind: str, special: tuple[str, ...]) -> dict[str, Any]:
-    """Constructor arguments of a tokenizer trained on `TEXTS`."""
-    options: dict[str, Any] = {"vocab_size": 400, "special_tokens": list(special), "show_progress": False}
-    unknown = next(token for token in (*special, "<unk>") if "unk" in token.lower())
-    build: dict[str, Callable[[], tuple[Tokenizer, Any]]] = {
-        "wordpiece": lambda: (Tokenizer(models.WordPiece(unk_token=unknown)), trainers.WordPieceTrainer(**options)),
-        "bpe": lambda: (
-            Tokenizer(models.BPE()),
-            trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **options),
-        ),
-        "merges": lambda: (Tokenizer(models.BPE(unk_token=unknown)), trainers.BpeTrainer(**options)),
-        "unigram": lambda: (Tokenizer(models.Unigram()), trainers.UnigramTrainer(unk_token=unknown, **options)),
-    }
-    tokenizer, trainer = build[kind]()
+def _vocabulary(kind: str, special: tuple[str, ...]) -> dict[str, Any]:
+    """Constructor arguments of a tokenizer made from `TEXTS`, the same in every process.
+
+    Only BPE is trained: the trainers of WordPiece and Unigram give another vocabulary each time.
+    """
     if kind == "wordpiece":
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = {
-        "wordpiece": pre_tokenizers.BertPreTokenizer(),
-        "bpe": pre_tokenizers.ByteLevel(add_prefix_space=False),
-        "merges": pre_tokenizers.Metaspace(prepend_scheme="never"),
-        "unigram": pre_tokenizers.Metaspace(),
-    }[kind]
-    tokenizer.train_from_iterator(TEXTS, trainer)
-    model = json.loads(tokenizer.to_str())["model"]
+        words = sorted({word for text in TEXTS for word in re.findall(r"\w+|[^\w\s]", text.lower())})
+        letters = sorted(set("".join(words)))
+        ends = sorted({f"##{word[4:]}" for word in words if len(word) > 5})
+        pieces = dict.fromkeys([*special, *letters, *(f"##{letter}" for letter in letters), *words[::2], *ends])
+        return {"vocab": {piece: index for index, piece in enumerate(pieces)}}
     if kind == "unigram":
-        return {"vocab": [tuple(piece) for piece in model["vocab"]]}
-    if kind in ("bpe", "merges"):
-        return {"vocab": model["vocab"], "merges": [tuple(merge) for merge in model["merges"]]}
-    return {"vocab": model["vocab"]}
+        words = [f"▁{word}" for text in TEXTS for word in text.split()]
+        ends = [word[-4:] for word in words if len(word) > 6]
+        counts = collections.Counter([*"".join(words), *words[::2], *ends])
+        scores = {piece: math.log(count / counts.total()) for piece, count in counts.items()}
+        return {"vocab": [*((token, 0.0) for token in special), *sorted(scores.items(), key=lambda item: -item[1])]}
+    unknown = next(token for token in (*special, "<unk>") if "unk" in token.lower())
+    options: dict[str, Any] = {"vocab_size": 400, "special_tokens": list(special), "show_progress": False}
+    if kind == "bpe":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        options["initial_alphabet"] = pre_tokenizers.ByteLevel.alphabet()
+    else:
+        tokenizer = Tokenizer(models.BPE(unk_token=unknown))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    tokenizer.train_from_iterator(TEXTS, trainers.BpeTrainer(**options))
+    model = json.loads(tokenizer.to_str())["model"]
+    return {"vocab": model["vocab"], "merges": [tuple(merge) for merge in model["merges"]]}
