@@ -80,7 +80,7 @@ class AsyncEngine:
         max_batch_tokens: int | None = None,
         max_queue_tokens: int = 2**20,
         max_delay_ms: float = 2.0,
-        max_wait_s: float = 1.5,
+        max_wait_s: float = 1.0,
         timeout_s: float = 30.0,
         hang_timeout_s: float = 20.0,
         observe: Observe = lambda name, value: None,
@@ -313,8 +313,7 @@ class AsyncEngine:
         if not self._scheduler.is_crowded:
             return None
         try:
-            with self._workers.changed:
-                self._scheduler.check(1, math.inf, time.monotonic())
+            self._scheduler.check(1, math.inf, time.monotonic())
         except OverloadedError as error:
             return error
         return None
@@ -399,8 +398,10 @@ class AsyncEngine:
 
     async def _encode(self, texts: list[Text], options: CallOptions, arrival: float) -> Encoded:
         unique, inverse = unique_texts(texts)
-        with self._reserved(unique, options.deadline):
-            tokenized, prompt_length = await self._tokenizers.tokenize(unique, options.prompt, options.deadline)
+        tokenized, prompt_length = self._tokenizers.at_once(unique, options.prompt), 0
+        if tokenized is None:
+            with self._reserved(unique, options.deadline):
+                tokenized, prompt_length = await self._tokenizers.tokenize(unique, options.prompt, options.deadline)
         self._observe("tokenize", time.monotonic() - arrival)
         return await self._run(tokenized, inverse, options, arrival, prompt_length)
 
@@ -412,9 +413,10 @@ class AsyncEngine:
         arrival: float,
         prompt_length: int = 0,
     ) -> Encoded:
-        each = slice(None) if inverse is None else inverse
-        tokens, truncated = int(tokenized.lengths[each].sum()), tokenized.truncated[each]
-        self._counts["tokens"] += tokens
+        lengths, truncated = tokenized.lengths, tokenized.truncated
+        if inverse is not None:
+            lengths, truncated = lengths[inverse], truncated[inverse]
+        self._counts["tokens"] += (tokens := int(lengths.sum()))
         self._counts["truncated"] += (cut := int(truncated.sum()))
         if cut:
             self._deal_with_truncation(truncated, options.on_truncate)
@@ -425,8 +427,8 @@ class AsyncEngine:
 
     async def _wait_for(self, call: Call) -> Any:
         """Queue a call, and wait for what becomes of it."""
+        self._check(call.tokens, call.deadline)
         with self._workers.changed:
-            self._check(call.tokens, call.deadline)
             self._scheduler.add(call)
             self._workers.changed.notify_all()
         self._calls.add(call)
@@ -442,7 +444,7 @@ class AsyncEngine:
             self._scheduler.drop(call)
 
     def _check(self, tokens: int, deadline: float) -> None:
-        """Raise if there is no point in waiting. Called with the lock held."""
+        """Raise if there is no point in waiting."""
         if self._closed:
             raise EngineError(CLOSED)
         if self._workers.problem:
@@ -455,14 +457,12 @@ class AsyncEngine:
         limits = self._scheduler.limits
         guess = sum(min(limits.max_length, characters(text) // _CHARACTERS_PER_TOKEN + 1) for text in texts)
         guess = max(len(texts), min(guess, limits.max_queue_tokens))  # a text has at least one
-        with self._workers.changed:
-            self._check(guess, deadline)
-            self._scheduler.reserved_tokens += guess
+        self._check(guess, deadline)
+        self._scheduler.reserved_tokens += guess
         try:
             yield
         finally:
-            with self._workers.changed:
-                self._scheduler.reserved_tokens -= guess
+            self._scheduler.reserved_tokens -= guess
 
     @contextmanager
     def _counted(self, texts: int, arrival: float) -> Iterator[None]:

@@ -51,7 +51,7 @@ class Limits:
     edges: tuple[int, ...] | None = None
     max_queue_tokens: int = 2**20
     max_delay_s: float = 0.002
-    max_wait_s: float = 1.5
+    max_wait_s: float = 1.0
 
     @cached_property
     def quantum(self) -> int:
@@ -83,13 +83,16 @@ class Request:
     def __init__(self, lengths: Indices, *, arrival: float, deadline: float = math.inf, prompt_length: int = 0) -> None:
         self.lengths = np.maximum(lengths, 1)  # some tokenizers make nothing of an empty text
         self.arrival, self.deadline, self.prompt_length = arrival, deadline, prompt_length
-        self.tokens = int(self.lengths.sum())
         self.unfinished = len(lengths)  # texts without a vector
         self.ended = False  # dropped: nothing more of it is to run
-        one = len(lengths) == 1  # as of most requests to a server
-        self._order = _FIRST if one else np.argsort(-self.lengths, kind="stable")
-        self._before = np.zeros(len(lengths) + 1, np.int64)  # tokens before each
-        np.cumsum(self.lengths[self._order], out=self._before[1:])
+        if len(lengths) == 1:  # as in most requests to a server
+            self.tokens = int(self.lengths[0])
+            self._order, self._before = _FIRST, np.array([0, self.tokens])
+        else:
+            self.tokens = int(self.lengths.sum())
+            self._order = np.argsort(-self.lengths, kind="stable")
+            self._before = np.zeros(len(lengths) + 1, np.int64)  # tokens before each
+            np.cumsum(self.lengths[self._order], out=self._before[1:])
         self._taken = 0
 
     @property
@@ -144,7 +147,7 @@ class Scheduler:
         # Requests with texts that no round has taken: by age, and with the one whose turn it is first.
         self._ages: OrderedDict[Request, None] = OrderedDict()
         self._turns: OrderedDict[Request, None] = OrderedDict()
-        self._waiting_texts = self._waiting_tokens = 0
+        self._waiting_texts = self._waiting_tokens = self._planned_tokens = self._running_tokens = 0
         self._round: deque[Work] = deque()
 
     @property
@@ -160,7 +163,7 @@ class Scheduler:
     @property
     def queued_tokens(self) -> int:
         """Tokens that have not started, those that are still being counted included."""
-        return self.reserved_tokens + self._waiting_tokens + sum(work.tokens for work in self._round)
+        return self.reserved_tokens + self._waiting_tokens + self._planned_tokens
 
     @property
     def is_crowded(self) -> bool:
@@ -174,7 +177,10 @@ class Scheduler:
         return now - min([*planned, *(request.arrival for request in islice(self._ages, 1))], default=now)
 
     def check(self, tokens: int, deadline: float, now: float) -> None:
-        """Raise `OverloadedError` if so many tokens don't fit into the queue, or would not be done in time."""
+        """Raise `OverloadedError` if so many tokens don't fit into the queue, or would not be done in time.
+
+        May be called without a lock: it reads only numbers, which may be off by a round that is being planned.
+        """
         most, queued = self.limits.max_queue_tokens, self.queued_tokens
         if tokens > most:
             raise ValueError(
@@ -223,6 +229,7 @@ class Scheduler:
                 self._plan_round(now)
                 continue
             work = self._round.popleft()
+            self._planned_tokens -= work.tokens
             work.leave_out_dropped(now)
             if work.parts:
                 return self._start(work, now)
@@ -258,15 +265,15 @@ class Scheduler:
         if work not in self.running:
             return False
         self.running.remove(work)
+        self._running_tokens -= work.tokens
         return True
 
     def _tokens_ahead(self, tokens: int) -> int:
         """Tokens that may run before the last of a new request's, if nothing more comes."""
-        running = sum(work.tokens for work in self.running)
         queued = self.queued_tokens
         if tokens <= self.limits.quantum:  # it is done in its first turn
             queued = min(queued, self.limits.tokens_before_turn(len(self._turns)))
-        return running + queued
+        return self._running_tokens + queued
 
     def _may_leave(self, now: float) -> bool:
         if not self._ages:
@@ -294,6 +301,7 @@ class Scheduler:
                 work = Work(pieces, batch.length, int(prompt), texts=len(chosen), tokens=tokens)
                 planned.append((int(chosen[0]), work))
         self._round.extend(work for _, work in sorted(planned, key=lambda ranked: ranked[0]))
+        self._planned_tokens += int(lengths.sum())
 
     def _budget(self, lengths: Indices) -> int:
         """Tokens per batch: the backend's best, but so that a short round still gives every free worker something."""
@@ -336,6 +344,7 @@ class Scheduler:
             self._mark = now
         self.running.add(work)
         work.started = work.last_started = now
+        self._running_tokens += work.tokens
         self.batches += 1
         self.batch_tokens += work.tokens
         self.padded_tokens += work.texts * work.length

@@ -24,6 +24,7 @@ LONG, _PREFIX = 16, 8
 _MARGIN = 256  # characters
 # The tokenizer holds the GIL while it encodes one text, but not a batch: a long text would hold up all other threads.
 _SHORT = 1000  # characters
+_ZERO = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True)
@@ -85,17 +86,23 @@ class Tokenizer:
 
     def __call__(self, texts: Sequence[Text]) -> TokenizedTexts:
         """Tokenize `texts`; longer ones are cut and marked. Pairs are for a `PairTokenizer`."""
-        texts = cast("Sequence[str]", texts)
-        if max(map(len, texts), default=0) > LONG * self.max_length:
-            texts = [self._prefix(text) for text in texts]
-        # One by itself is not worth waking the tokenizer's threads for.
-        alone = len(texts) == 1 and len(texts[0]) <= _SHORT
-        encodings = [self.backend.encode(texts[0])] if alone else self.backend.encode_batch_fast(texts)
+        whole = cast("Sequence[str]", texts)
+        if max(map(len, whole), default=0) > LONG * self.max_length:
+            whole = [self._prefix(text) for text in whole]
+        if len(whole) == 1 and len(whole[0]) <= _SHORT:
+            return self._one(whole[0])
+        encodings = self.backend.encode_batch_fast(whole)
         count = len(encodings)
         lengths = np.fromiter(map(len, encodings), np.int64, count)
         ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), np.int64, int(lengths.sum()))
         truncated = np.fromiter((bool(e.overflowing) for e in encodings), np.bool_, count)
         return TokenizedTexts(ids, np.cumsum(lengths) - lengths, lengths, truncated)
+
+    def _one(self, text: str) -> TokenizedTexts:
+        """A short text by itself: not worth waking the tokenizer's threads for, nor what many texts take in numpy."""
+        encoding = self.backend.encode(text)
+        ids = np.array(encoding.ids, np.int64)
+        return TokenizedTexts(ids, _ZERO, np.array([len(ids)]), np.array([bool(encoding.overflowing)]))
 
     @cached_property
     def vocabulary(self) -> int:

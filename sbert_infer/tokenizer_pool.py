@@ -33,11 +33,15 @@ class TokenizerPool:
         self._pipeline, self._include_prompt = pipeline, include_prompt
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sbert-infer-tokenizer")
 
+    def at_once(self, texts: Sequence[Text], prompt: str) -> TokenizedTexts | None:
+        """The tokens of `texts`, if there are so few that no thread is needed."""
+        if prompt or sum(map(characters, texts)) > _FEW_CHARACTERS:
+            return None
+        return self._pipeline.tokenizer(texts)
+
     async def tokenize(self, texts: Sequence[Text], prompt: str, deadline: float) -> tuple[TokenizedTexts, int]:
         """The tokens of `texts`, with `prompt` before each, and how many of them pooling leaves out."""
         tokenizer = self._pipeline.tokenizer
-        if not prompt and sum(map(characters, texts)) <= _FEW_CHARACTERS:
-            return tokenizer(texts), 0
 
         def tokenize(start: int) -> TokenizedTexts:
             piece = texts[start : start + _PIECE_TEXTS]

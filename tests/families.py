@@ -199,13 +199,14 @@ def _vocabulary(kind: str, special: tuple[str, ...]) -> dict[str, Any]:
     if kind == "wordpiece":
         words = sorted({word for text in TEXTS for word in re.findall(r"\w+|[^\w\s]", text.lower())})
         letters = sorted(set("".join(words)))
-        ends = sorted({f"##{word[4:]}" for word in words if len(word) > 5})
-        pieces = dict.fromkeys([*special, *letters, *(f"##{letter}" for letter in letters), *words[::2], *ends])
+        inside = sorted({f"##{word[at : at + 2]}" for word in words for at in range(2, len(word) - 1, 2)})
+        starts = sorted({word[:2] for word in words})
+        pieces = dict.fromkeys([*special, *letters, *(f"##{letter}" for letter in letters), *words, *starts, *inside])
         return {"vocab": {piece: index for index, piece in enumerate(pieces)}}
     if kind == "unigram":
         words = [f"▁{word}" for text in TEXTS for word in text.split()]
-        ends = [word[-4:] for word in words if len(word) > 6]
-        counts = collections.Counter([*"".join(words), *words[::2], *ends])
+        parts = [word[at : at + 2] for word in words for at in range(0, len(word) - 1, 2)]
+        counts = collections.Counter([*"".join(words), *words[::2], *parts])
         scores = {piece: math.log(count / counts.total()) for piece, count in counts.items()}
         return {"vocab": [*((token, 0.0) for token in special), *sorted(scores.items(), key=lambda item: -item[1])]}
     unknown = next(token for token in (*special, "<unk>") if "unk" in token.lower())

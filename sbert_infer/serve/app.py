@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,10 +27,17 @@ from .sparse import Sparse
 from .tei import Tei
 from .watch import Watch
 
-__all__ = ["make_app"]
+__all__ = ["App", "make_app"]
 
 
-def make_app(models: Models, settings: Settings, metrics: Metrics) -> ASGIApp:
+class App(NamedTuple):
+    """What answers requests, and what refuses some before they get there."""
+
+    asgi: ASGIApp
+    gate: Gate
+
+
+def make_app(models: Models, settings: Settings, metrics: Metrics) -> App:
     """All routes. Every answer is noted outermost; a browser's preflight carries no key, so CORS comes before keys."""
     operations = [
         *OpenAI(models, settings).operations(),
@@ -44,9 +53,9 @@ def make_app(models: Models, settings: Settings, metrics: Metrics) -> ASGIApp:
     paths = {operation.path for operation in operations}
     running = {operation.path for operation in operations if set(RUNS) <= set(operation.problems)}
     largest = settings.max_body_bytes
-    app: ASGIApp = Room(Router(operations, largest), largest)
-    app = Keys(Gate(app, running, models, largest), settings.keys, largest)
-    return Watch(_cors(app, settings), paths, models, metrics)
+    keys = Keys(Room(Router(operations, largest), largest), settings.keys, largest)
+    watch = Watch(_cors(keys, settings), paths, models, metrics)
+    return App(watch, Gate(running, models, keys, metrics))
 
 
 def _description(

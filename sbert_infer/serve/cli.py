@@ -55,7 +55,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--max-wait-s",
     type=_SECONDS,
-    default=1.5,
+    default=1.0,
     show_default=True,
     help="Refuse what would wait for longer, if hundreds of others do.",
 )

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from .gate import Gate
 from .settings import Settings
 from .wire import TeiError
 
@@ -23,7 +24,9 @@ _SLOWEST_BYTES_PER_S = 16 * 2**10  # that a client may read at
 class Connection(HttpToolsProtocol):
     """Ends if headers are late or too long, if there are too many connections, or if nobody reads its answer."""
 
-    settings: Settings  # of the subclass that `connection_class` makes
+    settings: Settings  # of the subclass that `connection_class` makes, as is
+    gate: Gate
+    _refusal: bytes | None = None  # what a request gets that is not passed on, when all of it has come
     _header_bytes = 0  # and of all else that is no body: trailers, extensions of chunks
     _in_headers = False  # some of a request's headers have come, and not all
     _header_timer: asyncio.TimerHandle | None = None
@@ -68,19 +71,26 @@ class Connection(HttpToolsProtocol):
         self._header_bytes = 0
         self._in_headers = False
         self._expect_no_headers()
+        self._refusal = self._refusal_in_advance()
+        if self._refusal is not None:
+            return
         self.scope["sbert.when_lost"] = self._when_lost  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """All of a request. Reading goes on, though it was paused if the body was large: a client may leave."""
+        """All of a request."""
+        if self._refusal is not None:
+            self._refuse()
+            return
         super().on_message_complete()
         if not self.pipeline:
-            self.flow.resume_reading()
+            self.flow.resume_reading()  # it was paused if the body was large, and a client may leave
 
     def on_body(self, body: bytes) -> None:
         """Some of the body, which the application counts."""
         self._header_bytes = 0
-        super().on_body(body)
+        if self._refusal is None:
+            super().on_body(body)
 
     def shutdown(self) -> None:
         """The server is about to end. A request may be on its way: it is answered, if it comes soon."""
@@ -103,8 +113,26 @@ class Connection(HttpToolsProtocol):
         """Whether it is a client's turn, and no other timer runs: bytes that begin no request end uvicorn's own."""
         if self.pipeline or self.transport.is_closing():
             return False
-        answered = self.cycle is not None and self.cycle.response_complete
-        return self._in_headers or (answered and self.timeout_keep_alive_task is None)
+        answered = self.cycle is None or self.cycle.response_complete
+        return self._in_headers or self._refusal is not None or (answered and self.timeout_keep_alive_task is None)
+
+    def _refusal_in_advance(self) -> bytes | None:
+        """What the gate says, if the connection itself may answer: nothing is before it, or waits to be read."""
+        busy = self.cycle is not None and not self.cycle.response_complete
+        if busy or self.flow.write_paused or not self.parser.should_keep_alive():
+            return None
+        if self.parser.get_http_version() != "1.1":
+            return None
+        return self.gate.answer(self.parser.get_method(), self.url, self.headers)
+
+    def _refuse(self) -> None:
+        assert self._refusal is not None  # noqa: S101  who calls has looked
+        self.transport.write(self._refusal)
+        if b"\r\nconnection: close\r\n" in self._refusal:
+            self.transport.close()
+        self._refusal = None
+        self._expect_no_headers()
+        self.on_response_complete()
 
     def _expect_headers(self) -> None:
         self._header_timer = self.loop.call_later(self.settings.read_timeout_s, self.transport.abort)
@@ -136,9 +164,9 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-def connection_class(settings: Settings) -> type[Any]:
+def connection_class(settings: Settings, gate: Gate) -> type[Any]:
     """The class of the connections of one server: uvicorn makes them itself."""
-    return type("Connection", (Connection,), {"settings": settings})
+    return type("Connection", (Connection,), {"settings": settings, "gate": gate})
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

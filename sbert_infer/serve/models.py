@@ -73,12 +73,13 @@ class Models:
         return not self.draining and all(model.ready for model in self._models)
 
     def refusal(self) -> OverloadedError | None:
-        """What a request for one text gets now, if every one of them would refuse it."""
+        """What a request for one text would get now, if every one of them would refuse it."""
         refusals = [model.engine.refusal() if model.is_open else None for model in self._models]
-        if refusals[0] is None or not all(refusals):
-            return None
-        self.first.engine.count_refusal(refusals[0])  # nobody knows which it would have been for
-        return refusals[0]
+        return refusals[0] if all(refusals) else None
+
+    def count_refusal(self, refusal: OverloadedError) -> None:
+        """A request was refused in advance. Nobody knows which model it would have been for."""
+        self.first.engine.count_refusal(refusal)
 
     async def open(self) -> None:
         """Open all, one after the other."""

@@ -205,9 +205,10 @@ def _run_in_loop(main: Coroutine[Any, Any, None]) -> None:
 
 def _config(server: Server) -> uvicorn.Config:
     settings = server.settings
+    app = make_app(server.models, settings, server.metrics)
     return uvicorn.Config(
-        make_app(server.models, settings, server.metrics),
-        http=connection_class(settings),
+        app.asgi,
+        http=connection_class(settings, app.gate),
         ws="none",
         lifespan="off",
         log_config=None,

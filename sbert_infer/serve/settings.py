@@ -42,7 +42,7 @@ class Settings:
     max_batch_tokens: int | None = None
     max_queue_tokens: int = 2**20
     max_delay_ms: float = 2.0
-    max_wait_s: float = 1.5
+    max_wait_s: float = 1.0
     timeout_s: float = 30.0
     auto_truncate: bool = False
     allow_token_ids: bool = False

@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -21,7 +21,7 @@ from .metrics import Metrics
 from .models import Models
 from .problems import Problem, respond
 
-__all__ = ["Record", "Watch", "log_lost", "record_of"]
+__all__ = ["Record", "Watch", "log_lost", "record_of", "request_id"]
 
 access = logging.getLogger("sbert_infer.serve.access")
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Watch:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on and note what becomes of it."""
-        record = Record(_request_id(scope), scope["method"], scope["path"])
+        record = Record(request_id(scope["headers"]), scope["method"], scope["path"])
         scope["sbert.record"] = record
 
         async def noting(message: Message) -> None:
@@ -114,8 +114,9 @@ def log_lost(error: SbertInferError, request: Request) -> None:
         logger.warning("request %s: %s", record_of(request).id, error)
 
 
-def _request_id(scope: Scope) -> str:
-    given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
+def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The one that a client has given, if it can be written into a log; otherwise a new one."""
+    given = next((value.decode("latin-1") for name, value in headers if name == b"x-request-id"), "")
     return given if _SANE_ID.fullmatch(given) else f"{_PROCESS}-{next(_numbers):x}"
 
 

@@ -166,8 +166,10 @@ def test_openai_waits_as_told_before_it_tries_again(
             for number in range(2):  # one after the other, or they could run together
                 held.append(threads.submit(server.post, "/embed", {"inputs": f"held {number}"}))
                 assert gate.entered.acquire(timeout=20)
-            held.append(threads.submit(server.post, "/embed", {"inputs": [str(number) for number in range(30)]}))
+            held.append(threads.submit(server.post, "/embed", {"inputs": [str(number) for number in range(20)]}))
+            end = time.monotonic() + 20
             while not server.server.models.first.stats().queued_texts:
+                assert time.monotonic() < end, "it never waits"
                 time.sleep(0.01)
             call = {"input": [f"{number}" for number in range(20)], "max_retries": 1}
             (answer,) = run_client("openai_errors", server.url, model="small", calls=[call])

@@ -1,0 +1,135 @@
+"""Requests that are refused before anything is made of them: still HTTP, counted, and only for those with a key."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.serve.conftest import Running
+from tests.serve.test_limits import BODY, connect, read_all, send_head
+
+
+@contextlib.contextmanager
+def crowded(server: Running) -> Iterator[None]:
+    """As if texts that fill the queue were being tokenized."""
+    scheduler = server.server.models.first.engine._scheduler
+    most = scheduler.limits.max_queue_tokens
+    scheduler.reserved_tokens += most
+    time.sleep(0.02)  # what the gate last heard is too old by now
+    try:
+        yield
+    finally:
+        scheduler.reserved_tokens -= most
+        time.sleep(0.02)
+
+
+def read_answers(connection: socket.socket, number: int) -> list[tuple[bytes, bytes]]:
+    """So many answers: their heads and bodies."""
+    data = b""
+    answers: list[tuple[bytes, bytes]] = []
+    while len(answers) < number:
+        head, end, rest = data.partition(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+        if end and len(rest) >= length:
+            answers.append((head, rest[:length]))
+            data = rest[length:]
+        else:
+            chunk = connection.recv(2**16)
+            assert chunk, f"closed after {data!r}"
+            data += chunk
+    assert data == b""
+    return answers
+
+
+def test_both_dialects_and_the_way_back(server: Running) -> None:
+    with crowded(server):
+        openai = server.post("/v1/embeddings", {"input": "a cat"}, headers={"x-request-id": "mine-1"})
+        tei = server.post("/embed", {"inputs": "a cat"})
+    assert openai.status_code == tei.status_code == 429
+    assert openai.json()["error"]["type"] == "rate_limit_error"
+    assert "the queue is full" in openai.json()["error"]["message"]
+    assert tei.json()["error_type"] == "Overloaded"
+    assert openai.headers["x-request-id"] == "mine-1"
+    assert tei.headers["x-request-id"]
+    for answer in (openai, tei):
+        assert answer.headers["content-type"] == "application/json"
+        assert "date" in answer.headers
+        assert int(answer.headers["retry-after"]) >= 1
+        assert int(answer.headers["retry-after-ms"]) >= 1
+    assert server.post("/embed", {"inputs": "a cat"}).status_code == 200  # on the same connection
+
+
+def test_refusals_are_counted(server: Running) -> None:
+    def counted() -> list[float]:
+        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+        names = ('sbert_http_requests_total{route="/embed",status="429"}', 'sbert_errors_total{kind="overloaded"')
+        return [sum(float(line.split()[-1]) for line in lines if line.startswith(name)) for name in names]
+
+    before = counted()
+    with crowded(server):
+        for _ in range(3):
+            assert server.post("/embed", {"inputs": "a cat"}).status_code == 429
+    assert counted() == [count + 3 for count in before]
+
+
+def test_only_those_with_a_key_hear_of_the_queue(start_server: Callable[..., Running]) -> None:
+    server = start_server(keys=("secret",))
+    with crowded(server):
+        stranger = httpx.post(f"{server.url}/embed", json={"inputs": "a cat"})
+        wrong = httpx.post(f"{server.url}/embed", json={"inputs": "a"}, headers={"authorization": "Bearer secret2"})
+        assert [stranger.status_code, wrong.status_code] == [401, 401]
+        assert server.post("/embed", {"inputs": "a cat"}).status_code == 429
+
+
+def test_a_page_of_another_origin_can_read_its_refusal(start_server: Callable[..., Running]) -> None:
+    server = start_server(cors_origins=("https://page.example",))
+    with crowded(server):
+        answer = server.post("/embed", {"inputs": "a cat"}, headers={"origin": "https://page.example"})
+    assert answer.status_code == 429
+    assert answer.headers["access-control-allow-origin"] == "https://page.example"
+
+
+def test_requests_in_a_row_get_their_answers_in_order(server: Running) -> None:
+    names = ("first", "second", "third")
+    with crowded(server), connect(server) as connection:
+        for name in names:
+            send_head(connection, len(BODY), extra=f"x-request-id: {name}\r\n")
+            connection.sendall(BODY)
+        answers = read_answers(connection, 3)
+    for name, (head, body) in zip(names, answers, strict=True):
+        assert head.startswith(b"HTTP/1.1 429 Too Many Requests\r\n")
+        assert f"x-request-id: {name}".encode() in head
+        assert json.loads(body)["error_type"] == "Overloaded"
+
+
+def test_a_body_that_comes_late_or_never(start_server: Callable[..., Running]) -> None:
+    server = start_server(read_timeout_s=0.5)
+    with crowded(server), connect(server) as late, connect(server) as never:
+        send_head(late, len(BODY))
+        send_head(never, len(BODY))
+        time.sleep(0.1)
+        late.sendall(BODY)
+        assert read_answers(late, 1)[0][0].startswith(b"HTTP/1.1 429")
+        assert read_all(never) == b""
+        time.sleep(0.6)  # an idle connection may stay
+        send_head(late, len(BODY))
+        late.sendall(BODY)
+        assert read_answers(late, 1)[0][0].startswith(b"HTTP/1.1 429")
+
+
+@pytest.mark.parametrize(
+    "extra", ["connection: close\r\n", "expect: 100-continue\r\nconnection: close\r\n"], ids=["close", "expect"]
+)
+def test_other_ways_to_ask(server: Running, extra: str) -> None:
+    with crowded(server), connect(server) as connection:
+        send_head(connection, len(BODY), extra=extra)
+        connection.sendall(BODY)
+        answer = read_all(connection)
+    assert b"HTTP/1.1 429" in answer  # one may be told to go on, before
+    assert b"connection: close" in answer
