@@ -76,7 +76,7 @@ $(RIVALS)/.installed: bench/rivals.txt
 
 bench: setup $(RIVALS)/.installed ## rerun the README's table: MiniLM against other libraries (minutes, quiet machine)
 	$(BIN)/sbert-bench "$$($(MINILM))" \
-		--rivals-python $(RIVALS)/bin/python --workload short --num-texts 300 \
+		--rivals-python $(RIVALS)/bin/python --workload short --num-texts 1000 \
 		--markdown --json bench.json --html bench-report.html
 
 # The servers write to files, and end with this recipe.
