@@ -398,6 +398,7 @@ class AsyncEngine:
 
     async def _encode(self, texts: list[Text], options: CallOptions, arrival: float) -> Encoded:
         unique, inverse = unique_texts(texts)
+        self._check(len(unique), options.deadline)  # before any work
         tokenized, prompt_length = self._tokenizers.at_once(unique, options.prompt), 0
         if tokenized is None:
             with self._reserved(unique, options.deadline):
@@ -427,8 +428,8 @@ class AsyncEngine:
 
     async def _wait_for(self, call: Call) -> Any:
         """Queue a call, and wait for what becomes of it."""
-        self._check(call.tokens, call.deadline)
-        with self._workers.changed:
+        with self._workers.changed:  # so that no worker is lost between the two
+            self._check(call.tokens, call.deadline)
             self._scheduler.add(call)
             self._workers.changed.notify_all()
         self._calls.add(call)

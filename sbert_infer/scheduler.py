@@ -134,13 +134,13 @@ class Work:
 
 
 class Scheduler:
-    """The queue. `now` is any clock in seconds that never goes back; whoever calls has to hold a lock."""
+    """The queue. `now` is any clock in seconds that never goes back; whoever calls, but for `check`, holds a lock."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.running: set[Work] = set()
         self.requests = 0  # that have not ended, those that run included
-        self.reserved_tokens = 0  # of texts that are still being tokenized
+        self.reserved_tokens = 0  # of texts that are still being tokenized; of one thread that adds requests
         self._done_tokens = self._done_s = 0.0  # of late, under load
         self._mark = 0.0  # when a batch last ended, or the first began
         self.batches = self.batch_tokens = self.padded_tokens = 0

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from ..artifact import RERANKER, SPARSE_ENCODER
 from .answers import json_response
 from .gate import Gate
-from .keys import Keys
+from .keys import KeyCheck, Keys
 from .metrics import Metrics
 from .models import Models
 from .openai import OpenAI
@@ -31,7 +31,7 @@ __all__ = ["App", "make_app"]
 
 
 class App(NamedTuple):
-    """What answers requests, and what refuses some before they get there."""
+    """What answers requests, and what connections ask before they pass one on."""
 
     asgi: ASGIApp
     gate: Gate
@@ -53,9 +53,10 @@ def make_app(models: Models, settings: Settings, metrics: Metrics) -> App:
     paths = {operation.path for operation in operations}
     running = {operation.path for operation in operations if set(RUNS) <= set(operation.problems)}
     largest = settings.max_body_bytes
-    keys = Keys(Room(Router(operations, largest), largest), settings.keys, largest)
-    watch = Watch(_cors(keys, settings), paths, models, metrics)
-    return App(watch, Gate(running, models, keys, metrics))
+    keys = Keys(settings.keys)
+    gate = Gate(Room(Router(operations, largest), largest), running, models, keys, metrics, largest)
+    app = _cors(KeyCheck(gate, keys, largest), settings)
+    return App(Watch(app, paths, models, metrics), gate)
 
 
 def _description(

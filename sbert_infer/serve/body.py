@@ -18,14 +18,14 @@ from .problems import Problem, respond
 from .room import take_room
 from .settings import MAX_INPUTS, Settings
 
-__all__ = ["ClientLeft", "decode", "read_body", "refuse", "while_connected"]
+__all__ = ["DRAIN_S", "ClientLeft", "decode", "read_body", "refuse", "while_connected"]
 
 Result = TypeVar("Result")
 Wanted = TypeVar("Wanted")
 
 # A client gets more time for each byte that has come, so a large body may take long, but a trickle or a pause may not.
 _SLOWEST_BYTES_PER_S = 16 * 2**10
-_DRAIN_S = 2.0
+DRAIN_S = 2.0  # for the rest of a body that nobody wants
 _PIECE_BYTES = 2**20  # to decompress in one go
 _MAX_QUOTES = 2 * (MAX_INPUTS + 100)  # that are not escaped: of all inputs, and of all fields
 _JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;|$)", re.IGNORECASE)
@@ -72,7 +72,7 @@ async def _drain(request: Request, max_bytes: int) -> bool:
     """Read and forget the rest of a body. False if there is too much."""
     if request.scope.get("sbert.body_read") or request.headers.get("expect"):
         return bool(request.scope.get("sbert.body_read"))
-    until, received = time.monotonic() + _DRAIN_S, 0
+    until, received = time.monotonic() + DRAIN_S, 0
     try:
         while received <= max_bytes:
             message = await _receive(request, until)

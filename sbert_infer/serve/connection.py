@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .gate import Gate
+from .body import DRAIN_S
+from .gate import Gate, Refusal
 from .settings import Settings
 from .wire import TeiError
 
@@ -24,13 +25,15 @@ _SLOWEST_BYTES_PER_S = 16 * 2**10  # that a client may read at
 class Connection(HttpToolsProtocol):
     """Ends if headers are late or too long, if there are too many connections, or if nobody reads its answer."""
 
-    settings: Settings  # of the subclass that `connection_class` makes, as is
-    gate: Gate
-    _refusal: bytes | None = None  # what a request gets that is not passed on, when all of it has come
+    settings: Settings  # of the subclass that `connection_class` makes
+    gate: Gate  # as well
+    _passes_on = False  # the request that comes in
+    _refusal: Refusal | None = None  # that it gets instead, when all of it has come
     _header_bytes = 0  # and of all else that is no body: trailers, extensions of chunks
     _in_headers = False  # some of a request's headers have come, and not all
     _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
+    _close_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there."""
@@ -45,6 +48,10 @@ class Connection(HttpToolsProtocol):
         """The client is gone."""
         _cancel(self._header_timer)
         _cancel(self._write_timer)
+        _cancel(self._close_timer)
+        if self._refusal is not None:
+            self.gate.note(self._refusal, sent=False)
+            self._refusal = None
         super().connection_lost(exc)
         for call in list(self._when_lost):
             call()
@@ -62,25 +69,27 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         super().on_message_begin()
+        self._unset_keepalive_if_required()  # one before it, in the same piece, may have been refused
         self._header_bytes = 0
         self._in_headers = True
         self._expect_no_headers()
 
     def on_headers_complete(self) -> None:
-        """The application takes over, with a time limit of its own for the body."""
+        """The application takes over, with a time limit of its own for the body; or nobody needs to."""
         self._header_bytes = 0
         self._in_headers = False
         self._expect_no_headers()
         self._refusal = self._refusal_in_advance()
-        if self._refusal is not None:
-            return
-        self.scope["sbert.when_lost"] = self._when_lost  # type: ignore[typeddict-unknown-key]
-        super().on_headers_complete()
+        self._passes_on = self._refusal is None and not self.transport.is_closing()
+        if self._passes_on:
+            self.scope["sbert.when_lost"] = self._when_lost  # type: ignore[typeddict-unknown-key]
+            super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """All of a request."""
         if self._refusal is not None:
-            self._refuse()
+            self._refuse(self._refusal, close=False)
+        if not self._passes_on:
             return
         super().on_message_complete()
         if not self.pipeline:
@@ -89,12 +98,14 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Some of the body, which the application counts."""
         self._header_bytes = 0
-        if self._refusal is None:
+        if self._passes_on:
             super().on_body(body)
 
     def shutdown(self) -> None:
         """The server is about to end. A request may be on its way: it is answered, if it comes soon."""
-        if self.cycle is None or self.cycle.response_complete:
+        if self._refusal is not None:
+            self._refuse(self._refusal, close=True)
+        elif self.cycle is None or self.cycle.response_complete:
             self.loop.call_later(_LAST_REQUEST_S, super().shutdown)
         else:
             super().shutdown()
@@ -116,26 +127,31 @@ class Connection(HttpToolsProtocol):
         answered = self.cycle is None or self.cycle.response_complete
         return self._in_headers or self._refusal is not None or (answered and self.timeout_keep_alive_task is None)
 
-    def _refusal_in_advance(self) -> bytes | None:
+    def _refusal_in_advance(self) -> Refusal | None:
         """What the gate says, if the connection itself may answer: nothing is before it, or waits to be read."""
         busy = self.cycle is not None and not self.cycle.response_complete
-        if busy or self.flow.write_paused or not self.parser.should_keep_alive():
+        if busy or self.flow.write_paused or self.transport.is_closing() or not self.parser.should_keep_alive():
             return None
         if self.parser.get_http_version() != "1.1":
             return None
-        return self.gate.answer(self.parser.get_method(), self.url, self.headers)
+        return self.gate.refusal(self.parser.get_method(), self.url, self.headers)
 
-    def _refuse(self) -> None:
-        assert self._refusal is not None  # noqa: S101  who calls has looked
-        self.transport.write(self._refusal)
-        if b"\r\nconnection: close\r\n" in self._refusal:
-            self.transport.close()
+    def _refuse(self, refusal: Refusal, close: bool) -> None:
         self._refusal = None
         self._expect_no_headers()
+        close = close or self.gate.closing
+        self.transport.write(refusal.answer(close))
+        self.gate.note(refusal, sent=True)
+        if close:
+            self._close()
         self.on_response_complete()
 
     def _expect_headers(self) -> None:
-        self._header_timer = self.loop.call_later(self.settings.read_timeout_s, self.transport.abort)
+        """Or the rest of a body that nobody wants: not for long."""
+        if self._refusal is None:
+            self._header_timer = self.loop.call_later(self.settings.read_timeout_s, self.transport.abort)
+        else:
+            self._header_timer = self.loop.call_later(DRAIN_S, self._refuse, self._refusal, True)
 
     def _expect_no_headers(self) -> None:
         _cancel(self._header_timer)
@@ -156,12 +172,22 @@ class Connection(HttpToolsProtocol):
 
         self._write_timer = self.loop.call_later(self.settings.write_timeout_s, look)
 
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing has come for long."""
+        self._close()
+
+    def _close(self) -> None:
+        """When all is sent; but a client that does not read is not waited for."""
+        if not self.transport.is_closing():
+            self.transport.close()
+            self._close_timer = self.loop.call_later(self.settings.write_timeout_s, self.transport.abort)
+
     def _end(self, status: HTTPStatus, message: str, error_type: str) -> None:
         """Answer before there is a request to pass on, and close."""
         body = msgspec.json.encode(TeiError(message, error_type))
         head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
         self.transport.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
-        self.transport.close()
+        self._close()
 
 
 def connection_class(settings: Settings, gate: Gate) -> type[Any]:

@@ -1,4 +1,4 @@
-"""Requests that the queue would refuse anyhow: answered by the connection, before anything is made of them.
+"""Requests that the queue would refuse anyhow: answered before anything is made of them.
 
 With five times the load that can be served, that is what most requests are. The cheaper it is, the more others get.
 """
@@ -11,73 +11,115 @@ import time
 from collections.abc import Collection, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
+from typing import NamedTuple
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import OverloadedError
+from .body import refuse
 from .keys import Keys
 from .metrics import Metrics
 from .models import Models
 from .problems import problem_of, respond
-from .watch import request_id
+from .watch import CLIENT_LEFT, request_id
 
-__all__ = ["Gate"]
+__all__ = ["Gate", "Refusal"]
 
 logger = logging.getLogger(__name__)
 
 _LOG_EVERY_S = 1.0
 _CURRENT_S = 0.005  # what the queue said is taken for true for so long
-_MAX_BODY_BYTES = 64 * 2**10  # more is for those who count what they read
+_MAX_BODY_BYTES = 64 * 2**10
 _UNUSUAL = frozenset({b"expect", b"transfer-encoding", b"content-encoding", b"upgrade", b"origin"})
 
 
-class Gate:
-    """Answers 429 on `paths`, which run a model, while no model would take one more text."""
+class Refusal(NamedTuple):
+    """What one request gets."""
 
-    def __init__(self, paths: Collection[str], models: Models, keys: Keys, metrics: Metrics) -> None:
+    error: OverloadedError
+    path: str
+    start: float  # when its headers had come
+    head: bytes  # all but the end
+    body: bytes
+
+    def answer(self, close: bool) -> bytes:
+        """All bytes of it."""
+        return b"%s%s\r\n%s" % (self.head, b"connection: close\r\n" if close else b"", self.body)
+
+
+class Gate:
+    """Answers 429 on `paths`, which run a model, while no model would take one more text.
+
+    Ordinary requests are refused by their connection, which asks `refusal`. What it passes on, a large body or a
+    compressed one say, is refused here, as middleware: behind the check of the keys, and before the body is read.
+    """
+
+    def __init__(
+        self, app: ASGIApp, paths: Collection[str], models: Models, keys: Keys, metrics: Metrics, max_body_bytes: int
+    ) -> None:
+        self._app, self._max_body_bytes = app, max_body_bytes
+        self._running = frozenset(paths)
         self._paths = {path.encode(): path for path in paths}
         self._models, self._keys, self._metrics = models, keys, metrics
-        self._refusal: OverloadedError | None = None
+        self._error: OverloadedError | None = None
         self._asked = 0.0  # when
+        self._answers: dict[str, tuple[bytes, bytes]] = {}  # by path, while the error is the same
         self._unlogged = 0  # refusals
-        self._answers: dict[str, tuple[bytes, bytes]] = {}  # by path, while the refusal is the same
 
-    def answer(self, method: bytes, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
-        """All bytes of a refusal, or none: then the request is to be passed on, as is every one that is unusual."""
-        refusal = self._current()
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        runs = scope["method"] == "POST" and scope["path"] in self._running
+        if runs and (error := self._current()) is not None:
+            self._models.count_refusal(error)
+            response = await refuse(problem_of(error), Request(scope, receive), self._max_body_bytes)
+            await response(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    @property
+    def closing(self) -> bool:
+        """Whether connections should end with their next answer."""
+        return self._models.draining
+
+    def refusal(self, method: bytes, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Refusal | None:
+        """What a request gets, if it is an ordinary one and must be refused. `note` what became of it."""
         path = self._paths.get(url)
-        if refusal is None or path is None or method != b"POST":
+        if path is None or method != b"POST" or (error := self._current()) is None:
             return None
-        found = dict(headers)
+        found = dict(reversed(headers))  # the first of a name counts
         length = found.get(b"content-length", b"")
         if not found.keys().isdisjoint(_UNUSUAL) or not length.isdigit() or int(length) > _MAX_BODY_BYTES:
             return None
         if not self._keys.admit(path, found.get(b"authorization", b"").decode("latin-1")):
             return None
-        self._note(refusal, path)
-        head, body = self._answers.get(path) or self._make(refusal, path)
-        closing = b"connection: close\r\n" if self._models.draining else b""
-        return b"%sx-request-id: %s\r\n%s\r\n%s" % (head, request_id(headers).encode(), closing, body)
+        head, body = self._answers.get(path) or self._make(error, path)
+        identified = b"%sx-request-id: %s\r\n" % (head, request_id(headers).encode())
+        return Refusal(error, path, time.monotonic(), identified, body)
 
-    def _current(self) -> OverloadedError | None:
-        now = time.monotonic()
-        if now - self._asked > _CURRENT_S:
-            self._refusal, self._asked = self._models.refusal(), now
-            self._answers.clear()
-        return self._refusal
-
-    def _note(self, refusal: OverloadedError, path: str) -> None:
-        self._models.count_refusal(refusal)
-        self._metrics.note_answer(path, HTTPStatus.TOO_MANY_REQUESTS, 0.0)
+    def note(self, refusal: Refusal, *, sent: bool) -> None:
+        """Count a refusal, and see that the log tells of it."""
+        status = HTTPStatus.TOO_MANY_REQUESTS if sent else CLIENT_LEFT
+        self._models.count_refusal(refusal.error)
+        self._metrics.note_answer(refusal.path, status, time.monotonic() - refusal.start)
         if not self._unlogged:
             asyncio.get_running_loop().call_later(_LOG_EVERY_S, self._log)
         self._unlogged += 1
 
     def _log(self) -> None:
-        """One line for all: thousands a second would cost as much as the refusals."""
-        logger.warning("refused %d requests before reading them: too many wait", self._unlogged)
+        """One line for all: thousands a second would cost more than the refusals."""
+        logger.warning("refused %d requests: too many wait", self._unlogged)
         self._unlogged = 0
 
-    def _make(self, refusal: OverloadedError, path: str) -> tuple[bytes, bytes]:
-        response = respond(problem_of(refusal), path)
+    def _current(self) -> OverloadedError | None:
+        now = time.monotonic()
+        if now - self._asked > _CURRENT_S:
+            self._error, self._asked = self._models.refusal(), now
+            self._answers.clear()
+        return self._error
+
+    def _make(self, error: OverloadedError, path: str) -> tuple[bytes, bytes]:
+        response = respond(problem_of(error), path)
         status = HTTPStatus(response.status_code)
         lines = [f"HTTP/1.1 {status.value} {status.phrase}".encode(), b"date: " + formatdate(usegmt=True).encode()]
         lines += [name + b": " + value for name, value in response.raw_headers]

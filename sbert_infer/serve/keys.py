@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .body import refuse
 from .problems import Problem
 
-__all__ = ["OPEN_PATHS", "Keys", "read_keys"]
+__all__ = ["OPEN_PATHS", "KeyCheck", "Keys", "read_keys"]
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 # A browser asks for a password by itself if Basic is offered, and so can open the page. Chromium reads only the first.
@@ -23,28 +23,35 @@ _CHALLENGE = 'Basic realm="sbert-serve, the key is the password", charset="UTF-8
 
 
 class Keys:
-    """Middleware that lets only those in who have one of the keys, as a bearer token or as the password of Basic."""
+    """All keys; if there are none, everybody has one."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], max_body_bytes: int) -> None:
-        self._app, self._max_body_bytes = app, max_body_bytes
+    def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [_digest(key) for key in keys]
+
+    def admit(self, path: str, authorization: str) -> bool:
+        """Whether a request may go on that has a key in this header, as a bearer token or as the password of Basic."""
+        if not self._digests or path in OPEN_PATHS:
+            return True
+        given = _digest(_key_in(authorization))
+        return any([hmac.compare_digest(given, digest) for digest in self._digests])  # noqa: C419  all, in constant time
+
+
+class KeyCheck:
+    """Middleware that lets only those in who have one of the keys."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, max_body_bytes: int) -> None:
+        self._app, self._keys, self._max_body_bytes = app, keys, max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer 401."""
-        if self.admit(scope["path"], Request(scope).headers.get("authorization", "") if self._digests else ""):
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if self._keys.admit(scope["path"], given.decode("latin-1")):
             await self._app(scope, receive, send)
             return
         message = "no valid API key: send the header Authorization: Bearer KEY"
         problem = Problem("invalid_api_key", message, headers={"www-authenticate": _CHALLENGE})
         response = await refuse(problem, Request(scope, receive), self._max_body_bytes)
         await response(scope, receive, send)
-
-    def admit(self, path: str, authorization: str) -> bool:
-        """Whether a request with this header may go on."""
-        if not self._digests or path in OPEN_PATHS:
-            return True
-        given = _digest(_key_in(authorization))
-        return any([hmac.compare_digest(given, digest) for digest in self._digests])  # noqa: C419  all, in constant time
 
 
 def read_keys(path: Path) -> list[str]:

@@ -21,7 +21,7 @@ from .metrics import Metrics
 from .models import Models
 from .problems import Problem, respond
 
-__all__ = ["Record", "Watch", "log_lost", "record_of", "request_id"]
+__all__ = ["CLIENT_LEFT", "Record", "Watch", "log_lost", "record_of", "request_id"]
 
 access = logging.getLogger("sbert_infer.serve.access")
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _POLLED = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})  # each second, by machines
 _PROCESS, _numbers = secrets.token_hex(6), itertools.count(1)  # for ids that no other server gives
-_CLIENT_LEFT = 499  # as nginx has it; never sent
+CLIENT_LEFT = 499  # as nginx has it; never sent
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Watch:
         try:
             await self._app(scope, receive, noting)
         except ClientLeft:
-            record.status = _CLIENT_LEFT
+            record.status = CLIENT_LEFT
         except asyncio.CancelledError:  # the time to stop is over
             if record.status:
                 raise
@@ -101,7 +101,7 @@ class Watch:
             record.bytes += len(message.get("body", b""))
 
     def _finish(self, record: Record) -> None:
-        record.status = record.status or _CLIENT_LEFT
+        record.status = record.status or CLIENT_LEFT
         route = record.path if record.path in self._routes else "other"
         self._metrics.note_answer(route, record.status, record.seconds)
         quiet = record.path in _POLLED and record.status < 400

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -116,11 +117,72 @@ def test_a_body_that_comes_late_or_never(start_server: Callable[..., Running]) -
         time.sleep(0.1)
         late.sendall(BODY)
         assert read_answers(late, 1)[0][0].startswith(b"HTTP/1.1 429")
-        assert read_all(never) == b""
+        answer = read_all(never)
+        assert answer.startswith(b"HTTP/1.1 429")
+        assert b"connection: close" in answer
         time.sleep(0.6)  # an idle connection may stay
         send_head(late, len(BODY))
         late.sendall(BODY)
         assert read_answers(late, 1)[0][0].startswith(b"HTTP/1.1 429")
+
+
+def test_those_who_leave_are_counted_as_such(start_server: Callable[..., Running]) -> None:
+    server = start_server()
+    with crowded(server):
+        with connect(server) as connection:
+            send_head(connection, len(BODY))
+            time.sleep(0.1)
+        end = time.monotonic() + 20
+        while 'status="499"' not in httpx.get(f"{server.url}/metrics").text:
+            assert time.monotonic() < end, "nobody noticed"
+            time.sleep(0.01)
+    assert 'status="429"' not in httpx.get(f"{server.url}/metrics").text
+
+
+def test_an_answer_at_the_end(start_server: Callable[..., Running]) -> None:
+    server = start_server()
+    with crowded(server), connect(server) as connection:
+        send_head(connection, len(BODY))
+        time.sleep(0.1)
+        server.server.stop_soon()
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 429")
+    assert b"connection: close" in answer
+
+
+@pytest.mark.parametrize(
+    ("content", "headers"),
+    [(b" " * 200_000, {}), (b"no gzip", {"content-encoding": "gzip"}), (iter([b"no ", b"JSON"]), {})],
+    ids=["large", "compressed", "chunked"],
+)
+def test_what_is_not_ordinary_is_not_read_either(server: Running, content: bytes, headers: dict[str, str]) -> None:
+    with crowded(server):
+        answer = server.client.post("/embed", content=content, headers={"content-type": "application/json", **headers})
+    assert answer.status_code == 429
+    assert "the queue is full" in answer.json()["error"]
+
+
+def test_a_refusal_does_not_end_what_comes_behind_it(
+    start_server: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one piece: one that is refused, one that is passed on. The second takes longer than a connection may idle."""
+    server = start_server(keys=("secret",))
+    http = server.server._uvicorn
+    assert http is not None
+    monkeypatch.setattr(http.config, "timeout_keep_alive", 1)
+
+    async def slow(*_: object) -> None:
+        await asyncio.sleep(2)
+
+    monkeypatch.setattr(server.server.models, "reload", slow)
+    head = "HTTP/1.1\r\nhost: x\r\nauthorization: Bearer secret\r\ncontent-length:"
+    first = f"POST /embed {head} {len(BODY)}\r\n\r\n{BODY.decode()}"
+    second = f"POST /admin/reload {head} 0\r\n\r\n"
+    with crowded(server), connect(server) as connection:
+        connection.sendall((first + second).encode())
+        answers = read_answers(connection, 2)
+    assert answers[0][0].startswith(b"HTTP/1.1 429")
+    assert answers[1][0].startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(
