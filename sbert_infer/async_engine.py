@@ -310,8 +310,6 @@ class AsyncEngine:
 
     def refusal(self) -> OverloadedError | None:
         """What a call for one short text would get now, if the queue is too long for it; `count_refusal` if it does."""
-        if not self._scheduler.is_crowded:
-            return None
         try:
             self._scheduler.check(1, math.inf, time.monotonic())
         except OverloadedError as error:

@@ -165,12 +165,6 @@ class Scheduler:
         """Tokens that have not started, those that are still being counted included."""
         return self.reserved_tokens + self._waiting_tokens + self._planned_tokens
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether so much waits that `check` may refuse a short text. May be asked without a lock."""
-        many = self.reserved_tokens + self._waiting_tokens > self.limits.max_queue_tokens // 2
-        return many or self.requests >= _PATIENT
-
     def oldest_age(self, now: float) -> float:
         """Seconds that the oldest request with texts in the queue has waited."""
         planned = [request.arrival for work in self._round for request, _ in work.parts if not request.ended]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from threading import Thread
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ..daemon_thread import in_daemon_thread
 from ..engine import Engine
 from ..errors import EmbedError
 from ..pipeline import Window
@@ -25,6 +25,8 @@ from .writers import at_once
 __all__ = ["embed_parts"]
 
 Item = TypeVar("Item")
+
+_THREAD = "sbert-embed"  # one that reads may be waiting for standard input
 
 
 def embed_parts(job: Job, journal: Journal, engine: Engine, progress: Progress, *, stop_at_bad_row: bool) -> None:
@@ -67,24 +69,10 @@ def embed_parts(job: Job, journal: Journal, engine: Engine, progress: Progress, 
 
 def _ahead(items: Iterator[Item]) -> Iterator[Item]:
     """The same items, the next one being made in a thread while this one is used."""
-    following = _in_thread(next, items, None)
+    following = in_daemon_thread(_THREAD, lambda: next(items, None))
     while (item := following.result()) is not None:
-        following = _in_thread(next, items, None)
+        following = in_daemon_thread(_THREAD, lambda: next(items, None))
         yield item
-
-
-def _in_thread(function: Callable[..., Any], *args: object) -> Future[Any]:
-    """Run it in a thread that does not keep the process alive: it may be waiting for standard input."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function(*args))
-        except BaseException as error:
-            future.set_exception(error)
-
-    Thread(target=run, daemon=True, name="sbert-embed").start()
-    return future
 
 
 @dataclass
@@ -131,7 +119,7 @@ class _Filling:
 
     def _write(self, growing: _Growing) -> None:
         self.wait()
-        self._writing = _in_thread(self._store, growing)
+        self._writing = in_daemon_thread(_THREAD, lambda: self._store(growing))
 
     def _store(self, growing: _Growing) -> None:
         empty = np.empty((0, self._dim), np.float32)

@@ -23,7 +23,10 @@ _SLOWEST_BYTES_PER_S = 16 * 2**10  # that a client may read at
 
 
 class Connection(HttpToolsProtocol):
-    """Ends if headers are late or too long, if there are too many connections, or if nobody reads its answer."""
+    """Ends if headers are late or too long, if there are too many connections, or if nobody reads its answer.
+
+    What the gate refuses is answered here, and never becomes a request to the application.
+    """
 
     settings: Settings  # of the subclass that `connection_class` makes
     gate: Gate  # as well

@@ -59,7 +59,6 @@ class Gate:
         self, app: ASGIApp, paths: Collection[str], models: Models, keys: Keys, metrics: Metrics, max_body_bytes: int
     ) -> None:
         self._app, self._max_body_bytes = app, max_body_bytes
-        self._running = frozenset(paths)
         self._paths = {path.encode(): path for path in paths}
         self._models, self._keys, self._metrics = models, keys, metrics
         self._error: OverloadedError | None = None
@@ -69,7 +68,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        runs = scope["method"] == "POST" and scope["path"] in self._running
+        runs = scope["method"] == "POST" and scope["path"].encode() in self._paths
         if runs and (error := self._current()) is not None:
             self._models.count_refusal(error)
             response = await refuse(problem_of(error), Request(scope, receive), self._max_body_bytes)

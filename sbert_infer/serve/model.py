@@ -6,17 +6,18 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
 import tokenizers
 
 from ..artifact import ENCODER, RERANKER, SPARSE_ENCODER, TOKENS
 from ..async_engine import AsyncEngine, AsyncStats
 from ..call import Encoded
+from ..daemon_thread import in_daemon_thread
 from ..texts import Pair
 from ..token_vectors import TokenVectors
 from ..workers import Observe
@@ -24,8 +25,6 @@ from .problems import Problem
 from .settings import Settings
 
 __all__ = ["EncodeOptions", "Model"]
-
-Result = TypeVar("Result")
 
 _COUNTS = ("requests", "texts", "tokens", "truncated", "batches", "batch_tokens", "padded_tokens", "restarts")
 
@@ -238,7 +237,7 @@ class Model:
             if is_warm.is_set():
                 self._observe(name, value)
 
-        engine = await _in_thread(
+        open_engine = partial(
             AsyncEngine,
             self.path,
             max_batch_tokens=settings.max_batch_tokens,
@@ -248,6 +247,8 @@ class Model:
             timeout_s=settings.timeout_s,
             observe=observe,
         )
+        # Opening a plan may take minutes, which nobody should have to wait for at the end.
+        engine = await asyncio.wrap_future(in_daemon_thread("sbert-serve-open", open_engine))
         try:
             for _ in range(2):  # a second lone text opens the session that lone texts use
                 await _run_once(engine)
@@ -263,31 +264,6 @@ class Model:
         await engine.close(max(self._settings.drain_s, self._settings.timeout_s))
         _add_counts(engine.stats(), self._past, self._past_errors)
         self._leaving.discard(engine)
-
-
-async def _in_thread(function: Callable[..., Result], *args: Any, **options: Any) -> Result:
-    """As `asyncio.to_thread`, but in a thread that nobody waits for at the end: opening a plan may take minutes."""
-    loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-    def settle(result: Result | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
-    def run() -> None:
-        try:
-            outcome: tuple[Result | None, BaseException | None] = (function(*args, **options), None)
-        except BaseException as error:
-            outcome = None, error
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, *outcome)
-
-    threading.Thread(target=run, daemon=True, name="sbert-serve-open").start()
-    found: Result = await future
-    return found
 
 
 async def _run_once(engine: AsyncEngine) -> None:

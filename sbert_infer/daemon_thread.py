@@ -1,0 +1,27 @@
+"""Work in a thread that nobody waits for at the end, as the threads of an executor would be waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Thread
+from typing import TypeVar
+
+__all__ = ["in_daemon_thread"]
+
+Result = TypeVar("Result")
+
+
+def in_daemon_thread(name: str, function: Callable[[], Result]) -> Future[Result]:
+    """Call `function` in a thread called `name`. It may take for ever: it does not keep the process alive."""
+    future: Future[Result] = Future()
+    future.set_running_or_notify_cancel()  # it can't be cancelled, only left alone
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True, name=name).start()
+    return future
