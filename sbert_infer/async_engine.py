@@ -20,13 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from .artifact import ENCODER, RERANKER, SPARSE_ENCODER, check_kind
-from .call import CLOSED, Call, CallOptions, Encoded, within
+from .call import CLOSED, Call, CallOptions, Deadlines, Encoded, guess_tokens, within
 from .engine import Engine
 from .errors import EngineError, OverloadedError, TruncationError, WorkerError, warn
 from .pipeline import unique_texts
 from .scheduler import Limits, Scheduler
 from .sparse import is_sparse, max_batch_texts, sparse_rows
-from .texts import OnTruncate, Text, as_list, as_pairs, as_texts, characters, check_pairs, check_texts
+from .texts import OnTruncate, Text, as_list, as_pairs, as_texts, check_pairs, check_texts
 from .token_vectors import TokenVectors, check_has_tokens, token_vectors
 from .tokenizer import TokenizedTexts
 from .tokenizer_pool import TokenizerPool
@@ -37,9 +37,6 @@ __all__ = ["AsyncEngine", "AsyncStats"]
 logger = logging.getLogger(__package__)
 
 Vectors = npt.NDArray[np.float32]
-
-# To reserve room for texts before their tokens are counted.
-_CHARACTERS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
@@ -140,6 +137,7 @@ class AsyncEngine:
         self._tokenizers = TokenizerPool(self._pipeline, include_prompt=self.engine.manifest.include_prompt)
         self._token_thread = ThreadPoolExecutor(1, thread_name_prefix="sbert-infer-tokens")
         self._calls: set[Call] = set()
+        self._deadlines = Deadlines(self._calls)
         self._active = 0  # calls from their first to their last line
         self._closing = self._closed = False  # no new calls; no calls at all
         self._counts: Counter[str] = Counter()
@@ -215,6 +213,7 @@ class AsyncEngine:
             if not len(token_ids):
                 return Encoded(np.empty(0, np.float32), 0, 0)
             tokenized = await self._tokenizers.check(token_ids, options.deadline)
+            self._check_truncation(tokenized, None, options)
             return await self._run(tokenized, None, options, arrival)
 
     async def predict_counted(
@@ -396,47 +395,62 @@ class AsyncEngine:
 
     async def _encode(self, texts: list[Text], options: CallOptions, arrival: float) -> Encoded:
         unique, inverse = unique_texts(texts)
-        self._check(len(unique), options.deadline)  # before any work
-        tokenized, prompt_length = self._tokenizers.at_once(unique, options.prompt), 0
-        if tokenized is None:
-            with self._reserved(unique, options.deadline):
-                tokenized, prompt_length = await self._tokenizers.tokenize(unique, options.prompt, options.deadline)
+        if self._tokenizers.is_little(unique, options.prompt):  # whichever worker is free next does it
+            return await self._run(unique, inverse, options, arrival)
+        with self._reserved(unique, options.deadline):
+            tokenized, skip = await self._tokenizers.tokenize(unique, options.prompt, options.deadline)
+        self._check_truncation(tokenized, inverse, options)
         self._observe("tokenize", time.monotonic() - arrival)
-        return await self._run(tokenized, inverse, options, arrival, prompt_length)
+        return await self._run(tokenized, inverse, options, arrival, skip)
+
+    def _read(self, texts: list[Text], inverse: npt.NDArray[np.int64] | None, options: CallOptions) -> TokenizedTexts:
+        """Tokenize a few texts, in a worker."""
+        start = time.monotonic()
+        tokenized = self._pipeline.tokenizer(texts)
+        self._check_truncation(tokenized, inverse, options)
+        self._observe("tokenize", time.monotonic() - start)
+        return tokenized
 
     async def _run(
         self,
-        tokenized: TokenizedTexts,
+        content: TokenizedTexts | list[Text],
         inverse: npt.NDArray[np.int64] | None,
         options: CallOptions,
         arrival: float,
         prompt_length: int = 0,
     ) -> Encoded:
-        lengths, truncated = tokenized.lengths, tokenized.truncated
-        if inverse is not None:
-            lengths, truncated = lengths[inverse], truncated[inverse]
-        self._counts["tokens"] += (tokens := int(lengths.sum()))
-        self._counts["truncated"] += (cut := int(truncated.sum()))
-        if cut:
-            self._deal_with_truncation(truncated, options.on_truncate)
-        manifest, texts = self.engine.manifest, len(tokenized.lengths)
-        rows = sparse_rows(manifest)(texts) if is_sparse(manifest) else np.empty((texts, manifest.dim), np.float32)
-        call = Call(tokenized, inverse, options, arrival=arrival, prompt_length=prompt_length, rows=rows)
-        return Encoded(await self._wait_for(call), tokens, cut)
-
-    async def _wait_for(self, call: Call) -> Any:
         """Queue a call, and wait for what becomes of it."""
-        with self._workers.changed:  # so that no worker is lost between the two
-            self._check(call.tokens, call.deadline)
-            self._scheduler.add(call)
-            self._workers.changed.notify_all()
+        call = Call(
+            content,
+            inverse,
+            options,
+            arrival=arrival,
+            prompt_length=prompt_length,
+            read=self._read,
+            make_rows=self._make_rows,
+        )
+        self._check(call.tokens, call.deadline)
+        self._scheduler.add(call)
+        self._workers.wake()
         self._calls.add(call)
+        self._deadlines.note(call)
         try:
-            return await within(call.future, call.deadline)
+            if self._workers.problem:  # since just now, and too late for this call to be failed with the others
+                raise WorkerError(self._workers.problem, 1.0)
+            encoded = await call.future
         finally:
             if not call.ended:
                 self._drop(call)
             self._calls.discard(call)
+        self._counts["tokens"] += encoded.tokens
+        self._counts["truncated"] += encoded.truncated
+        if encoded.truncated and options.on_truncate == "warn":
+            self._warn_of_truncation(encoded.truncated, len(call.tokenized.lengths if inverse is None else inverse))
+        return encoded
+
+    def _make_rows(self, texts: int) -> Any:
+        manifest = self.engine.manifest
+        return sparse_rows(manifest)(texts) if is_sparse(manifest) else np.empty((texts, manifest.dim), np.float32)
 
     def _drop(self, call: Call) -> None:
         with self._workers.changed:
@@ -454,7 +468,7 @@ class AsyncEngine:
     def _reserved(self, texts: Sequence[Text], deadline: float) -> Iterator[None]:
         """Hold room in the queue for texts whose tokens are not counted yet."""
         limits = self._scheduler.limits
-        guess = sum(min(limits.max_length, characters(text) // _CHARACTERS_PER_TOKEN + 1) for text in texts)
+        guess = min(guess_tokens(texts), len(texts) * limits.max_length)
         guess = max(len(texts), min(guess, limits.max_queue_tokens))  # a text has at least one
         self._check(guess, deadline)
         self._scheduler.reserved_tokens += guess
@@ -472,19 +486,27 @@ class AsyncEngine:
             yield
         except BaseException as error:
             self._errors[type(error).__name__] += 1
+            if isinstance(error, TruncationError):
+                self._counts["truncated"] += error.texts
             raise
         finally:
             self._active -= 1
             self._observe("total", time.monotonic() - arrival)
 
-    def _deal_with_truncation(self, truncated: npt.NDArray[np.bool_], on_truncate: OnTruncate) -> None:
-        if on_truncate == "ignore":
-            return
-        limit, count, noun = self._pipeline.tokenizer.max_length, int(truncated.sum()), self._pipeline.noun
-        if on_truncate == "error":
-            first = int(truncated.argmax())
-            raise TruncationError(f"{noun} {first} has more than {limit} tokens; shorten it or set on_truncate")
-        warn(f"{count} of {len(truncated)} {noun}s were cut to {limit} tokens; see AsyncEngine.encode(on_truncate=...)")
+    def _check_truncation(
+        self, tokenized: TokenizedTexts, inverse: npt.NDArray[np.int64] | None, options: CallOptions
+    ) -> None:
+        """Raise if a text was cut, and that is not wanted."""
+        if options.on_truncate == "error" and tokenized.cut():
+            first = int((tokenized.truncated if inverse is None else tokenized.truncated[inverse]).argmax())
+            limit, noun = self._pipeline.tokenizer.max_length, self._pipeline.noun
+            error = TruncationError(f"{noun} {first} has more than {limit} tokens; shorten it or set on_truncate")
+            error.texts = tokenized.cut(inverse)
+            raise error
+
+    def _warn_of_truncation(self, cut: int, texts: int) -> None:
+        limit, noun = self._pipeline.tokenizer.max_length, self._pipeline.noun
+        warn(f"{cut} of {texts} {noun}s were cut to {limit} tokens; see AsyncEngine.encode(on_truncate=...)")
 
 
 class _AnyEngine(Engine):

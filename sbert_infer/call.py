@@ -6,31 +6,32 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from .errors import DeadlineError, TextError
+from .errors import DeadlineError, EngineError, TextError
 from .output import finish
 from .scheduler import Request
 from .sparse import SparseRows
-from .texts import OnTruncate
+from .texts import OnTruncate, Text, characters
 from .tokenizer import TokenizedTexts
 
-__all__ = ["CLOSED", "Call", "CallOptions", "Encoded", "succeed", "within"]
+__all__ = ["CLOSED", "Call", "CallOptions", "Deadlines", "Encoded", "guess_tokens", "succeed", "within"]
 
 Indices = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
 Result = TypeVar("Result")
 
 CLOSED = "the engine was closed during this call"
+_CHARACTERS_PER_TOKEN = 4  # more or less
+_LATE = "the call was not done in time: raise timeout_s, or send fewer texts at once"
 
 
-@dataclass(frozen=True)
-class Encoded:
+class Encoded(NamedTuple):
     """What a call gives: the vectors, and what they were made of."""
 
     vectors: Any  # an array [texts, dim], or [dim] for one text; of a sparse encoder, `SparseRows`
@@ -38,8 +39,7 @@ class Encoded:
     truncated: int  # texts that were cut to the model's limit
 
 
-@dataclass(frozen=True)
-class CallOptions:
+class CallOptions(NamedTuple):
     """What a caller asks for."""
 
     prompt: str
@@ -49,36 +49,63 @@ class CallOptions:
     deadline: float
 
 
+# Tokenizes texts, of which each original finds its own, if not all differ; raises what the options say.
+Read = Callable[[list[Text], "Indices | None", CallOptions], TokenizedTexts]
+
+
 class Call(Request):
     """A request with its tokens, the vectors so far, and the future that somebody awaits. For use by any thread."""
 
+    tokenized: TokenizedTexts
+
     def __init__(
         self,
-        tokenized: TokenizedTexts,
+        content: TokenizedTexts | list[Text],  # texts are for `read`
         inverse: Indices | None,  # the row of each text, where identical texts share one
         options: CallOptions,
         *,
         arrival: float,
-        prompt_length: int,
-        rows: Any,  # to put the vectors into: an array [texts, dim], or `SparseRows`
+        prompt_length: int = 0,
+        read: Read,
+        make_rows: Callable[[int], Any],  # what the vectors of so many texts are put into: an array, or `SparseRows`
     ) -> None:
-        super().__init__(tokenized.lengths, arrival=arrival, deadline=options.deadline, prompt_length=prompt_length)
+        super().__init__(None, arrival=arrival, deadline=options.deadline, prompt_length=prompt_length)
+        self._inverse, self._options, self._read, self._make_rows = inverse, options, read, make_rows
+        self._texts: list[Text] | None = None
+        self.future: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
+        if isinstance(content, TokenizedTexts):
+            self._keep(content)
+        else:
+            self._texts, self.texts, self.tokens = content, len(content), guess_tokens(content)
+
+    def read(self) -> bool:
+        """Tokenize the texts, unless that is done."""
+        if self._texts is not None:
+            try:
+                self._keep(self._read(self._texts, self._inverse, self._options))
+            except BaseException as error:  # whatever it is, somebody waits; the tokenizer's panics are no Exception
+                self.fail(error if isinstance(error, Exception) else EngineError(f"the tokenizer failed: {error}"))
+                return False
+            self._texts = None
+        return True
+
+    def _keep(self, tokenized: TokenizedTexts) -> None:
         self.tokenized = tokenized
-        self._inverse, self._options = inverse, options
-        self._vectors = rows
-        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._vectors = self._make_rows(len(tokenized.lengths))
+        self.set_lengths(tokenized.lengths)
 
     def store(self, rows: Indices, vectors: Vectors) -> None:
         """Keep the vectors of some texts."""
         self._vectors[rows] = vectors
 
-    def result(self) -> tuple[Any, Exception | None]:
+    def result(self) -> tuple[Encoded | None, Exception | None]:
         """What was asked for, made of the vectors, which are all there."""
+        inverse, tokenized = self._inverse, self.tokenized
         try:
-            vectors = self._vectors if self._inverse is None else self._vectors[self._inverse]
-            if isinstance(vectors, SparseRows):
-                return vectors, None
-            return finish(vectors, self._options.dim, self._options.normalize), None
+            vectors = self._vectors if inverse is None else self._vectors[inverse]
+            if not isinstance(vectors, SparseRows):
+                vectors = finish(vectors, self._options.dim, self._options.normalize)
+            return Encoded(vectors, tokenized.tokens(inverse), tokenized.cut(inverse)), None
         except Exception as error:  # whatever it is, somebody waits
             return None, error
 
@@ -92,12 +119,17 @@ class Call(Request):
         _settle([(self.future, None, error)])
 
 
+def guess_tokens(texts: Iterable[Text]) -> int:
+    """Of texts that are not tokenized yet."""
+    return sum(characters(text) // _CHARACTERS_PER_TOKEN + 1 for text in texts)
+
+
 def succeed(calls: Iterable[Call]) -> None:
     """Let the callers have their vectors."""
     _settle([(call.future, *call.result()) for call in calls])
 
 
-Outcome = tuple["asyncio.Future[Any]", Any, Exception | None]
+Outcome = tuple["asyncio.Future[Encoded]", "Encoded | None", "Exception | None"]
 
 
 def _settle(outcomes: list[Outcome]) -> None:
@@ -108,13 +140,46 @@ def _settle(outcomes: list[Outcome]) -> None:
 
 
 def _set(outcomes: list[Outcome]) -> None:
-    for future, vectors, error in outcomes:
+    for future, encoded, error in outcomes:
         if future.done():
             continue
         if error is not None:
             future.set_exception(error)
-        elif vectors is not None:
-            future.set_result(vectors)
+        elif encoded is not None:
+            future.set_result(encoded)
+
+
+class Deadlines:
+    """Fails calls that are not done in time. One timer for all of them: a timer each took 5 % of a request."""
+
+    def __init__(self, calls: AbstractSet[Call]) -> None:
+        self._calls = calls  # under way, those that are done included until somebody has seen it
+        self._next = math.inf  # when the timer ends
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def note(self, call: Call) -> None:
+        """There is one more. Mostly its deadline is the last of all, and nothing is to be done."""
+        loop = call.future.get_loop()
+        if call.deadline < self._next or (loop is not self._loop and call.deadline < math.inf):
+            self._set(loop, call.deadline)
+
+    def _set(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop, self._next = loop, deadline
+        self._timer = loop.call_later(max(0.0, deadline - time.monotonic()), self._look)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        self._timer, self._next = None, math.inf
+        left = [call for call in self._calls if not call.future.done()]
+        for call in left:
+            if call.deadline <= now:
+                call.future.set_exception(DeadlineError(_LATE))
+        deadline = min((call.deadline for call in left if call.deadline > now), default=math.inf)
+        if deadline < math.inf and self._loop is not None:
+            self._set(self._loop, deadline)
 
 
 async def within(future: asyncio.Future[Result], deadline: float) -> Result:
@@ -133,6 +198,6 @@ async def within(future: asyncio.Future[Result], deadline: float) -> Result:
     except asyncio.CancelledError:
         if not late:
             raise
-        raise DeadlineError("the call was not done in time: raise timeout_s, or send fewer texts at once") from None
+        raise DeadlineError(_LATE) from None
     finally:
         timer.cancel()

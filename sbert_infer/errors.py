@@ -96,6 +96,8 @@ class EngineError(SbertInferError):
 class TruncationError(EngineError):
     """A text longer than the model's limit, with `on_truncate="error"`."""
 
+    texts = 1  # of the call that are longer, as far as is known
+
 
 class TextError(EngineError):
     """A text for which the model raises or gives NaN or infinity."""

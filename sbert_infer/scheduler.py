@@ -3,7 +3,8 @@
 Work leaves in rounds. A round takes texts from the queue, one half of them in turn, a quantum from each request, and
 the other half from the oldest requests; it cuts them into batches as `encode` does, and its batches leave one by one
 as workers ask. The turns bound what a small request waits for large ones before it, the age bounds what a large one
-waits for small ones behind it. See docs/adr/0010.
+waits for small ones behind it. A request may come before its tokens are counted: that is left to the workers, some
+requests at a time. See docs/adr/0010.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _NEWEST = 0.1
 # none did.
 _USABLE = 0.6
 _FIRST = np.zeros(1, np.int64)
+# Requests that a worker reads, at most, before it gets its batch: a few milliseconds of tokenizing.
+_READ_AT_ONCE = 64
 # What to tell a client who is refused before any speed was measured.
 _RETRY_S = 1.0
 # So many requests may be there however long that takes, until their deadlines. They may be all the callers that there
@@ -80,11 +83,22 @@ class Limits:
 class Request:
     """The texts of one call. They are taken longest first: those that are taken together are then alike."""
 
-    def __init__(self, lengths: Indices, *, arrival: float, deadline: float = math.inf, prompt_length: int = 0) -> None:
-        self.lengths = np.maximum(lengths, 1)  # some tokenizers make nothing of an empty text
+    texts: int
+    tokens: int  # a guess until it is read
+
+    def __init__(
+        self, lengths: Indices | None, *, arrival: float, deadline: float = math.inf, prompt_length: int = 0
+    ) -> None:
         self.arrival, self.deadline, self.prompt_length = arrival, deadline, prompt_length
-        self.unfinished = len(lengths)  # texts without a vector
         self.ended = False  # dropped: nothing more of it is to run
+        self._taken = 0
+        if lengths is not None:
+            self.set_lengths(lengths)
+
+    def set_lengths(self, lengths: Indices) -> None:
+        """The tokens of each text."""
+        self.lengths = np.maximum(lengths, 1)  # some tokenizers make nothing of an empty text
+        self.texts = self.unfinished = len(lengths)  # unfinished: without a vector
         if len(lengths) == 1:  # as in most requests to a server
             self.tokens = int(self.lengths[0])
             self._order, self._before = _FIRST, np.array([0, self.tokens])
@@ -93,7 +107,10 @@ class Request:
             self._order = np.argsort(-self.lengths, kind="stable")
             self._before = np.zeros(len(lengths) + 1, np.int64)  # tokens before each
             np.cumsum(self.lengths[self._order], out=self._before[1:])
-        self._taken = 0
+
+    def read(self) -> bool:
+        """Count the tokens, if nobody has. False if that fails, and whoever waits has been told."""
+        return True
 
     @property
     def waiting_texts(self) -> int:
@@ -134,13 +151,20 @@ class Work:
 
 
 class Scheduler:
-    """The queue. `now` is any clock in seconds that never goes back; whoever calls, but for `check`, holds a lock."""
+    """The queue. `now` is any clock in seconds that never goes back.
+
+    Whoever calls holds a lock, except for `add` and `check`: those are for one thread, which should never have to wait.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.running: set[Work] = set()
-        self.requests = 0  # that have not ended, those that run included
-        self.reserved_tokens = 0  # of texts that are still being tokenized; of one thread that adds requests
+        self.reserved_tokens = 0  # of texts that are still being tokenized; of the thread that adds requests
+        # Requests that nobody has read yet, with the tokens that they were thought to have. What `add` counts only
+        # grows, and so does what is taken off: each number is written by one side.
+        self._arrivals: deque[tuple[Request, int]] = deque()
+        self._added = self._added_tokens = 0
+        self._ended = self._read_tokens = 0
         self._done_tokens = self._done_s = 0.0  # of late, under load
         self._mark = 0.0  # when a batch last ended, or the first began
         self.batches = self.batch_tokens = self.padded_tokens = 0
@@ -156,24 +180,32 @@ class Scheduler:
         return self._done_tokens / self._done_s if self._done_s > 0 else None
 
     @property
+    def requests(self) -> int:
+        """How many have not ended, those that run included."""
+        return self._added - self._ended
+
+    @property
     def queued_texts(self) -> int:
         """Texts that have not started."""
-        return self._waiting_texts + sum(work.texts for work in self._round)
+        unread = sum(request.texts for request in self._unread())
+        return unread + self._waiting_texts + sum(work.texts for work in self._round)
 
     @property
     def queued_tokens(self) -> int:
-        """Tokens that have not started, those that are still being counted included."""
-        return self.reserved_tokens + self._waiting_tokens + self._planned_tokens
+        """Tokens that have not started, or a guess where they are still to be counted."""
+        unread = self._added_tokens - self._read_tokens
+        return self.reserved_tokens + unread + self._waiting_tokens + self._planned_tokens
 
     def oldest_age(self, now: float) -> float:
         """Seconds that the oldest request with texts in the queue has waited."""
         planned = [request.arrival for work in self._round for request, _ in work.parts if not request.ended]
-        return now - min([*planned, *(request.arrival for request in islice(self._ages, 1))], default=now)
+        unread = [request.arrival for request in self._unread()]
+        return now - min([*planned, *unread, *(request.arrival for request in islice(self._ages, 1))], default=now)
 
     def check(self, tokens: int, deadline: float, now: float) -> None:
         """Raise `OverloadedError` if so many tokens don't fit into the queue, or would not be done in time.
 
-        May be called without a lock: it reads only numbers, which may be off by a round that is being planned.
+        It reads only numbers, which may be off by a round that is being planned.
         """
         most, queued = self.limits.max_queue_tokens, self.queued_tokens
         if tokens > most:
@@ -197,15 +229,14 @@ class Scheduler:
             raise OverloadedError(f"{what}, too close to the deadline in {left:.1f} s", need - _USABLE * left)
 
     def add(self, request: Request) -> None:
-        """Put a request with at least one text into the queue."""
-        self.requests += 1
-        self._ages[request] = self._turns[request] = None
-        self._waiting_texts += request.waiting_texts
-        self._waiting_tokens += request.waiting_tokens
+        """Put a request with at least one text into the queue. Its `tokens` may be a guess until somebody reads it."""
+        self._added += 1
+        self._added_tokens += request.tokens
+        self._arrivals.append((request, request.tokens))
 
     def drop(self, request: Request) -> None:
         """Start nothing more of a request. What already runs goes on, for nobody."""
-        self.requests -= not request.ended
+        self._ended += not request.ended
         request.ended = True
         self._forget(request)
 
@@ -218,9 +249,13 @@ class Scheduler:
 
     def next_batch(self, now: float) -> Work | None:
         """The batch for a worker that is free, if one should leave now. A request past its deadline is left out."""
-        while len(self.running) < self.limits.workers and (self._round or self._may_leave(now)):
+        while len(self.running) < self.limits.workers:
+            self._read_arrivals(now)
             if not self._round:
-                self._plan_round(now)
+                if self._may_leave(now):
+                    self._plan_round(now)
+                elif not self._arrivals:
+                    return None
                 continue
             work = self._round.popleft()
             self._planned_tokens -= work.tokens
@@ -250,7 +285,7 @@ class Scheduler:
             request.unfinished -= len(rows)
             if not request.unfinished and not request.ended:
                 request.ended = True
-                self.requests -= 1
+                self._ended += 1
                 finished.append(request)
         return finished
 
@@ -266,8 +301,20 @@ class Scheduler:
         """Tokens that may run before the last of a new request's, if nothing more comes."""
         queued = self.queued_tokens
         if tokens <= self.limits.quantum:  # it is done in its first turn
-            queued = min(queued, self.limits.tokens_before_turn(len(self._turns)))
+            queued = min(queued, self.limits.tokens_before_turn(len(self._turns) + len(self._arrivals)))
         return self._running_tokens + queued
+
+    def _read_arrivals(self, now: float) -> None:
+        for _ in range(min(len(self._arrivals), _READ_AT_ONCE)):
+            request, guess = self._arrivals.popleft()
+            if not request.ended and request.deadline > now:
+                if request.read():
+                    self._ages[request] = self._turns[request] = None
+                    self._waiting_texts += request.waiting_texts
+                    self._waiting_tokens += request.waiting_tokens
+                else:
+                    self.drop(request)
+            self._read_tokens += guess
 
     def _may_leave(self, now: float) -> bool:
         if not self._ages:
@@ -349,3 +396,7 @@ class Scheduler:
         for work in self._round:
             yield from (request for request, _ in work.parts)
         yield from self._ages
+        yield from self._unread()
+
+    def _unread(self) -> list[Request]:
+        return [request for request, _ in list(self._arrivals) if not request.ended]  # a copy: more may come meanwhile

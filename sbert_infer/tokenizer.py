@@ -37,6 +37,14 @@ class TokenizedTexts:
     truncated: npt.NDArray[np.bool_]
     types: Ids | None = None  # beside `ids`: 1 for tokens of the second text of a pair, where the model wants to know
 
+    def tokens(self, rows: Ids | None = None) -> int:
+        """How many all texts have, or some of them."""
+        return len(self.ids) if rows is None else int(self.lengths[rows].sum())
+
+    def cut(self, rows: Ids | None = None) -> int:
+        """How many texts were truncated, of all or of some."""
+        return int(np.count_nonzero(self.truncated if rows is None else self.truncated[rows]))
+
     def padded(self, rows: Ids, length: int, pad_id: int, padding_side: str) -> tuple[Ids, Ids]:
         """`input_ids` and `attention_mask` of some texts, both [len(rows), length].
 

@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 # Texts that are tokenized in one go: a caller with one text waits no longer than that for a caller with thousands.
 _PIECE_TEXTS = 64
 _THREADS = 2  # the tokenizer shares a piece among the cores by itself, and releases the GIL
-# Characters that are tokenized in the event loop itself, in some 0.2 ms: handing them to a thread would cost as much.
+# Characters that take some 0.2 ms to tokenize: handing them to a thread would cost as much.
 _FEW_CHARACTERS = 1000
 
 
@@ -33,11 +33,9 @@ class TokenizerPool:
         self._pipeline, self._include_prompt = pipeline, include_prompt
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sbert-infer-tokenizer")
 
-    def at_once(self, texts: Sequence[Text], prompt: str) -> TokenizedTexts | None:
-        """The tokens of `texts`, if there are so few that no thread is needed."""
-        if prompt or sum(map(characters, texts)) > _FEW_CHARACTERS:
-            return None
-        return self._pipeline.tokenizer(texts)
+    def is_little(self, texts: Sequence[Text], prompt: str) -> bool:
+        """Whether these are so few that no thread of the pool is needed."""
+        return not prompt and sum(map(characters, texts)) <= _FEW_CHARACTERS
 
     async def tokenize(self, texts: Sequence[Text], prompt: str, deadline: float) -> tuple[TokenizedTexts, int]:
         """The tokens of `texts`, with `prompt` before each, and how many of them pooling leaves out."""

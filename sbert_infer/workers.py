@@ -54,6 +54,8 @@ class _Run(NamedTuple):
 class Workers:
     """As many threads as the backend has workers, and one that watches them. `changed` guards the scheduler."""
 
+    _idle = 0  # threads that wait, or are about to look a last time before they do
+
     def __init__(
         self,
         scheduler: Scheduler,
@@ -87,6 +89,12 @@ class Workers:
         """Whether there are workers, and none seems to hang."""
         return self._backend is not None and not self._suspected and not self._stop.is_set()
 
+    def wake(self) -> None:
+        """Something was added to the scheduler."""
+        if self._idle:  # otherwise they look by themselves, and the lock may be held for milliseconds
+            with self.changed:
+                self.changed.notify()
+
     def stop(self, timeout_s: float) -> None:
         """Start no more batches, and wait for those that run, but not for what hangs."""
         with self.changed:
@@ -119,13 +127,19 @@ class Workers:
     def _next(self, backend: Backend) -> Work | None:
         """Wait for a batch; None when this thread is to end."""
         with self.changed:
-            while self._backend is backend and not self._stop.is_set():
-                now = time.monotonic()
-                if (work := self._scheduler.next_batch(now)) is not None:
-                    self._runs[work] = _Run(backend, threading.current_thread())
-                    return work
-                wake = self._scheduler.wake_at()
-                self.changed.wait(None if wake == math.inf else max(0.0, wake - now))
+            self._idle += 1
+            try:
+                while self._backend is backend and not self._stop.is_set():
+                    now = time.monotonic()
+                    if (work := self._scheduler.next_batch(now)) is not None:
+                        self._runs[work] = _Run(backend, threading.current_thread())
+                        if self._idle > 1 and self._scheduler.queued_tokens:
+                            self.changed.notify()  # there may be something for another, who was not woken
+                        return work
+                    wake = self._scheduler.wake_at()
+                    self.changed.wait(None if wake == math.inf else max(0.0, wake - now))
+            finally:
+                self._idle -= 1
             self.changed.notify_all()  # what this thread ran last may be what others wait for
         return None
 
