@@ -27,7 +27,7 @@ Vectors = npt.NDArray[np.float32]
 Result = TypeVar("Result")
 
 CLOSED = "the engine was closed during this call"
-_CHARACTERS_PER_TOKEN = 4  # more or less
+_CHARACTERS_PER_TOKEN, _SPECIAL_TOKENS = 4, 3  # more or less
 _LATE = "the call was not done in time: raise timeout_s, or send fewer texts at once"
 
 
@@ -121,7 +121,7 @@ class Call(Request):
 
 def guess_tokens(texts: Iterable[Text]) -> int:
     """Of texts that are not tokenized yet."""
-    return sum(characters(text) // _CHARACTERS_PER_TOKEN + 1 for text in texts)
+    return sum(characters(text) // _CHARACTERS_PER_TOKEN + _SPECIAL_TOKENS for text in texts)
 
 
 def succeed(calls: Iterable[Call]) -> None:

@@ -85,6 +85,7 @@ class Request:
 
     texts: int
     tokens: int  # a guess until it is read
+    unread_tokens = 0  # that guess, while it waits to be read
 
     def __init__(
         self, lengths: Indices | None, *, arrival: float, deadline: float = math.inf, prompt_length: int = 0
@@ -160,9 +161,9 @@ class Scheduler:
         self.limits = limits
         self.running: set[Work] = set()
         self.reserved_tokens = 0  # of texts that are still being tokenized; of the thread that adds requests
-        # Requests that nobody has read yet, with the tokens that they were thought to have. What `add` counts only
-        # grows, and so does what is taken off: each number is written by one side.
-        self._arrivals: deque[tuple[Request, int]] = deque()
+        # Requests that nobody has read yet. What `add` counts only grows, and so does what is taken off: each number
+        # is written by one side.
+        self._arrivals: deque[Request] = deque()
         self._added = self._added_tokens = 0
         self._ended = self._read_tokens = 0
         self._done_tokens = self._done_s = 0.0  # of late, under load
@@ -232,13 +233,17 @@ class Scheduler:
         """Put a request with at least one text into the queue. Its `tokens` may be a guess until somebody reads it."""
         self._added += 1
         self._added_tokens += request.tokens
-        self._arrivals.append((request, request.tokens))
+        request.unread_tokens = request.tokens
+        self._arrivals.append(request)
 
     def drop(self, request: Request) -> None:
         """Start nothing more of a request. What already runs goes on, for nobody."""
         self._ended += not request.ended
         request.ended = True
         self._forget(request)
+        self._count_read(request)
+        while self._arrivals and self._arrivals[0].ended:
+            self._arrivals.popleft()
 
     def drop_all(self) -> list[Request]:
         """Drop every request that has texts in the queue, and name them."""
@@ -305,8 +310,10 @@ class Scheduler:
         return self._running_tokens + queued
 
     def _read_arrivals(self, now: float) -> None:
-        for _ in range(min(len(self._arrivals), _READ_AT_ONCE)):
-            request, guess = self._arrivals.popleft()
+        for _ in range(_READ_AT_ONCE):
+            if not self._arrivals:
+                return
+            request = self._arrivals.popleft()
             if not request.ended and request.deadline > now:
                 if request.read():
                     self._ages[request] = self._turns[request] = None
@@ -314,7 +321,11 @@ class Scheduler:
                     self._waiting_tokens += request.waiting_tokens
                 else:
                     self.drop(request)
-            self._read_tokens += guess
+            self._count_read(request)
+
+    def _count_read(self, request: Request) -> None:
+        self._read_tokens += request.unread_tokens
+        request.unread_tokens = 0
 
     def _may_leave(self, now: float) -> bool:
         if not self._ages:
@@ -399,4 +410,4 @@ class Scheduler:
         yield from self._unread()
 
     def _unread(self) -> list[Request]:
-        return [request for request, _ in list(self._arrivals) if not request.ended]  # a copy: more may come meanwhile
+        return [request for request in list(self._arrivals) if not request.ended]  # a copy: more may come meanwhile

@@ -31,6 +31,8 @@ def as_texts(inputs: Any) -> tuple[Iterable[str], bool]:
     """The texts in order, and whether it was one text alone. What each of them is remains to be checked."""
     if isinstance(inputs, str):
         return [inputs], True
+    if isinstance(inputs, list):  # before the questions that take longer
+        return inputs, False
     if isinstance(inputs, (bytes, bytearray, Mapping, Set)) or not isinstance(inputs, Iterable):
         raise TypeError(f"encode needs a str or an iterable of str in order, got {type(inputs).__name__}")
     if (ndim := getattr(inputs, "ndim", 1)) != 1:  # an array, or a table, which would give its column names

@@ -37,9 +37,9 @@ class ClientLeft(Exception):  # noqa: N818  it is nobody's error
 
 async def read_body(request: Request, settings: Settings) -> bytes:
     """The body, decompressed."""
-    headers = {name: value.decode("latin-1") for name, value in request.scope["headers"]}
-    _check_type(headers.get(b"content-type"))
-    inflate = _Inflate() if _is_compressed(headers.get(b"content-encoding", "identity")) else None
+    headers = dict(request.scope["headers"])
+    _check_type(headers.get(b"content-type", b""))
+    inflate = _Inflate() if _is_compressed(headers.get(b"content-encoding", b"")) else None
     if int(headers.get(b"content-length") or 0) > settings.max_body_bytes:
         raise _too_large(settings.max_body_bytes)
     body, received, start, more = bytearray(), 0, time.monotonic(), True
@@ -143,10 +143,21 @@ class _Inflate:
 
 
 async def _receive(request: Request, until: float) -> Message:
+    if request.scope.get("sbert.has_come"):  # all of it, mostly together with the headers
+        message = await request.receive()
+    else:
+        message = await _receive_until(request, until)
+    if message["type"] == "http.disconnect":
+        raise ClientLeft
+    request.scope["sbert.body_read"] = not message.get("more_body", False)
+    return message
+
+
+async def _receive_until(request: Request, until: float) -> Message:
     interruption = _Interruption()
     timer = asyncio.get_running_loop().call_later(max(0.0, until - time.monotonic()), interruption)
     try:
-        message = await request.receive()
+        return await request.receive()
     except asyncio.CancelledError:
         if interruption.happened:
             late = "the body did not come in time"
@@ -154,10 +165,6 @@ async def _receive(request: Request, until: float) -> Message:
         raise
     finally:
         timer.cancel()
-    if message["type"] == "http.disconnect":
-        raise ClientLeft
-    request.scope["sbert.body_read"] = not message.get("more_body", False)
-    return message
 
 
 class _Interruption:
@@ -173,14 +180,15 @@ class _Interruption:
             self._task.cancel()
 
 
-def _check_type(content_type: str | None) -> None:
-    if content_type and not _JSON.match(content_type):
-        message = f"send the body as Content-Type: application/json, not {content_type[:80]}"
+def _check_type(content_type: bytes) -> None:
+    given = content_type.decode("latin-1")
+    if given and not _JSON.match(given):
+        message = f"send the body as Content-Type: application/json, not {given[:80]}"
         raise Problem("unsupported_media_type", message)
 
 
-def _is_compressed(encoding: str) -> bool:
-    encoding = encoding.strip().lower()
+def _is_compressed(given: bytes) -> bool:
+    encoding = given.decode("latin-1").strip().lower()
     if encoding not in ("identity", "gzip", "x-gzip", ""):
         message = f"Content-Encoding {encoding[:40]!r} is not supported: use gzip, or none"
         raise Problem("unsupported_media_type", message, headers={"accept-encoding": "gzip"})

@@ -20,6 +20,8 @@ __all__ = ["Connection", "connection_class"]
 _MAX_HEADER_BYTES = 64 * 2**10
 _LAST_REQUEST_S = 0.5
 _SLOWEST_BYTES_PER_S = 16 * 2**10  # that a client may read at
+_MAX_COPIED_BYTES = 64 * 2**10  # to save a system call
+_CONTINUE = b"HTTP/1.1 100 "
 
 
 class Connection(HttpToolsProtocol):
@@ -87,6 +89,8 @@ class Connection(HttpToolsProtocol):
         if self._passes_on:
             self.scope["sbert.when_lost"] = self._when_lost  # type: ignore[typeddict-unknown-key]
             super().on_headers_complete()
+            if self.scope["method"] != "HEAD":  # whose head is all that there is
+                self.cycle.transport = _HeadWithBody(self.transport)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         """All of a request."""
@@ -94,6 +98,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(self._refusal, close=False)
         if not self._passes_on:
             return
+        self.scope["sbert.has_come"] = True  # type: ignore[typeddict-unknown-key]
         super().on_message_complete()
         if not self.pipeline:
             self.flow.resume_reading()  # it was paused if the body was large, and a client may leave
@@ -191,6 +196,43 @@ class Connection(HttpToolsProtocol):
         head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
         self.transport.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
         self._close()
+
+
+class _HeadWithBody:
+    """The transport as uvicorn's answer to one request sees it: the head waits for the beginning of the body.
+
+    Two writes would be two system calls, each of which wakes the client.
+    """
+
+    __slots__ = ("_head", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head: bytes | None = b""  # none yet; None if it is sent
+
+    def write(self, data: bytes) -> None:
+        """Send some of the answer."""
+        if self._head == b"" and not data.startswith(_CONTINUE):
+            self._head = data
+            return
+        if self._head:
+            if len(data) > _MAX_COPIED_BYTES:
+                self._transport.write(self._head)
+            else:
+                data = self._head + data
+            self._head = None
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """Send what there is, and close."""
+        if self._head:
+            self._transport.write(self._head)
+            self._head = None
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Whether nothing more can be sent."""
+        return self._transport.is_closing()
 
 
 def connection_class(settings: Settings, gate: Gate) -> type[Any]:

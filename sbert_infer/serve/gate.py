@@ -59,7 +59,7 @@ class Gate:
         self, app: ASGIApp, paths: Collection[str], models: Models, keys: Keys, metrics: Metrics, max_body_bytes: int
     ) -> None:
         self._app, self._max_body_bytes = app, max_body_bytes
-        self._paths = {path.encode(): path for path in paths}
+        self._routes, self._paths = frozenset(paths), {path.encode(): path for path in paths}
         self._models, self._keys, self._metrics = models, keys, metrics
         self._error: OverloadedError | None = None
         self._asked = 0.0  # when
@@ -68,7 +68,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        runs = scope["method"] == "POST" and scope["path"].encode() in self._paths
+        runs = scope["method"] == "POST" and scope["path"] in self._routes
         if runs and (error := self._current()) is not None:
             self._models.count_refusal(error)
             response = await refuse(problem_of(error), Request(scope, receive), self._max_body_bytes)
@@ -90,7 +90,7 @@ class Gate:
         length = found.get(b"content-length", b"")
         if not found.keys().isdisjoint(_UNUSUAL) or not length.isdigit() or int(length) > _MAX_BODY_BYTES:
             return None
-        if not self._keys.admit(path, found.get(b"authorization", b"").decode("latin-1")):
+        if not self._keys.admit(path, found.get(b"authorization", b"")):
             return None
         head, body = self._answers.get(path) or self._make(error, path)
         identified = b"%sx-request-id: %s\r\n" % (head, request_id(headers).encode())

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .body import refuse
+from .headers import first_header
 from .problems import Problem
 
 __all__ = ["OPEN_PATHS", "KeyCheck", "Keys", "read_keys"]
@@ -28,11 +29,11 @@ class Keys:
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [_digest(key) for key in keys]
 
-    def admit(self, path: str, authorization: str) -> bool:
+    def admit(self, path: str, authorization: bytes) -> bool:
         """Whether a request may go on that has a key in this header, as a bearer token or as the password of Basic."""
         if not self._digests or path in OPEN_PATHS:
             return True
-        given = _digest(_key_in(authorization))
+        given = _digest(_key_in(authorization.decode("utf-8", "surrogateescape")))
         return any([hmac.compare_digest(given, digest) for digest in self._digests])  # noqa: C419  all, in constant time
 
 
@@ -44,8 +45,7 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer 401."""
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        if self._keys.admit(scope["path"], given.decode("latin-1")):
+        if self._keys.admit(scope["path"], first_header(scope["headers"], b"authorization")):
             await self._app(scope, receive, send)
             return
         message = "no valid API key: send the header Authorization: Bearer KEY"

@@ -28,21 +28,25 @@ class LogWriter(logging.Handler):
         super().__init__()
         self.lost = 0
         self._stream = stream or sys.stderr
-        self._lines: deque[str] = deque()
+        self._lines: deque[str | logging.LogRecord] = deque()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._write, name="sbert-serve-log", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line. Nothing is woken up: that would cost a busy server more than the line."""
-        try:
-            line = self.format(record)
-        except Exception:  # somebody's wrong arguments: not worth a request
-            line = f"{record.levelname.lower()}: a line of {record.name} that can't be written"
         if len(self._lines) >= _MAX_LINES:
             self.lost += 1
+        elif hasattr(record, "record"):  # of a request, and nothing in it will change: the thread can write it out
+            self._lines.append(record)
         else:
-            self._lines.append(line)
+            self._lines.append(self._line(record))
+
+    def _line(self, record: logging.LogRecord) -> str:
+        try:
+            return self.format(record)
+        except Exception:  # somebody's wrong arguments: not worth a request
+            return f"{record.levelname.lower()}: a line of {record.name} that can't be written"
 
     def close(self) -> None:
         """Write what waits, unless that takes long."""
@@ -56,7 +60,7 @@ class LogWriter(logging.Handler):
             is_last = self._ended.wait(_EVERY_S)
             lines = [self._lines.popleft() for _ in range(len(self._lines))]
             if lines:
-                self._write_lines(lines)
+                self._write_lines([line if isinstance(line, str) else self._line(line) for line in lines])
 
     def _write_lines(self, lines: list[str]) -> None:
         try:

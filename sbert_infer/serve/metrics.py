@@ -54,7 +54,9 @@ class Metrics:
             registry=registry,
         )
         self._series: dict[tuple[str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
-        self.in_progress = Gauge("sbert_http_requests_in_progress", "Requests being answered.", registry=registry)
+        self.in_progress = 0  # requests; of the event loop's thread
+        in_progress = Gauge("sbert_http_requests_in_progress", "Requests being answered.", registry=registry)
+        in_progress.set_function(lambda: self.in_progress)
         self.reloads = Counter("sbert_reloads", "Reloads, by how they ended.", ["model", "result"], registry=registry)
         self._stages = Histogram(
             "sbert_stage_seconds", "Time by stage.", ["model", "stage"], buckets=_SECONDS, registry=registry
@@ -121,7 +123,7 @@ def _counters(models: list[Model]) -> Iterator[CounterMetricFamily]:
     for key, name, text in (
         ("requests", "sbert_requests", "Calls of the model."),
         ("texts", "sbert_texts", "Texts in them."),
-        ("tokens", "sbert_tokens", "Tokens in them, after truncation."),
+        ("tokens", "sbert_tokens", "Tokens in those that were encoded, after truncation."),
         ("truncated", "sbert_truncated_texts", "Texts longer than the model's limit."),
         ("batch_tokens", "sbert_batch_tokens", "Tokens of all batches begun, padding excluded."),
         ("padded_tokens", "sbert_padded_tokens", "Tokens of all batches begun, padding included."),

@@ -10,13 +10,14 @@ import secrets
 import time
 import traceback
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import SbertInferError, TextError, WorkerError
 from .body import ClientLeft
+from .headers import first_header
 from .metrics import Metrics
 from .models import Models
 from .problems import Problem, respond
@@ -39,16 +40,12 @@ class Record:
     id: str
     method: str
     path: str
-    start: float = field(default_factory=time.monotonic)
+    start: float  # on the monotonic clock
     status: int = 0  # none yet
+    seconds: float = 0.0  # none yet; until the answer's last byte
     texts: int = 0
     tokens: int = 0
     bytes: int = 0  # of the answer's body
-
-    @property
-    def seconds(self) -> float:
-        """Since the request came."""
-        return time.monotonic() - self.start
 
 
 def record_of(request: Request) -> Record:
@@ -65,14 +62,14 @@ class Watch:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on and note what becomes of it."""
-        record = Record(request_id(scope["headers"]), scope["method"], scope["path"])
+        record = Record(request_id(scope["headers"]), scope["method"], scope["path"], time.monotonic())
         scope["sbert.record"] = record
 
         async def noting(message: Message) -> None:
             self._note(message, record)
             await send(message)
 
-        self._metrics.in_progress.inc()
+        self._metrics.in_progress += 1
         try:
             await self._app(scope, receive, noting)
         except ClientLeft:
@@ -88,7 +85,7 @@ class Watch:
                 problem = Problem("internal_error", f"unexpected error; the server's log has it under {record.id}")
                 await respond(problem, record.path)(scope, receive, noting)
         finally:
-            self._metrics.in_progress.dec()
+            self._metrics.in_progress -= 1
             self._finish(record)
 
     def _note(self, message: Message, record: Record) -> None:
@@ -102,6 +99,7 @@ class Watch:
 
     def _finish(self, record: Record) -> None:
         record.status = record.status or CLIENT_LEFT
+        record.seconds = time.monotonic() - record.start
         route = record.path if record.path in self._routes else "other"
         self._metrics.note_answer(route, record.status, record.seconds)
         quiet = record.path in _POLLED and record.status < 400
@@ -116,7 +114,7 @@ def log_lost(error: SbertInferError, request: Request) -> None:
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """The one that a client has given, if it can be written into a log; otherwise a new one."""
-    given = next((value.decode("latin-1") for name, value in headers if name == b"x-request-id"), "")
+    given = first_header(headers, b"x-request-id").decode("latin-1")
     return given if _SANE_ID.fullmatch(given) else f"{_PROCESS}-{next(_numbers):x}"
 
 

@@ -84,7 +84,7 @@ def test_a_refused_upload_still_gets_its_answer(server_with_keys: Running) -> No
 def test_only_equal_keys_open(given_key: str, keys: list[str]) -> None:
     guard = Keys(keys)
     key = given_key.strip()
-    assert guard.admit("/embed", f"Bearer {given_key}") == (key in keys)
+    assert guard.admit("/embed", f"Bearer {given_key}".encode()) == (key in keys)
 
 
 def test_a_browsers_preflight_needs_no_key(start_server: Callable[..., Running]) -> None:
