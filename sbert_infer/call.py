@@ -49,8 +49,9 @@ class CallOptions(NamedTuple):
     deadline: float
 
 
-# Tokenizes texts, of which each original finds its own, if not all differ; raises what the options say.
-Read = Callable[[list[Text], "Indices | None", CallOptions], TokenizedTexts]
+# Tokenizes texts, of which each original finds its own, if not all differ; raises what the options say. Gives their
+# tokens, and how many of the first ones pooling leaves out.
+Read = Callable[[list[Text], "Indices | None", CallOptions], tuple[TokenizedTexts, int]]
 
 
 class Call(Request):
@@ -76,13 +77,14 @@ class Call(Request):
         if isinstance(content, TokenizedTexts):
             self._keep(content)
         else:
-            self._texts, self.texts, self.tokens = content, len(content), guess_tokens(content)
+            self._texts, self.texts, self.tokens = content, len(content), guess_tokens(content, options.prompt)
 
     def read(self) -> bool:
         """Tokenize the texts, unless that is done."""
         if self._texts is not None:
             try:
-                self._keep(self._read(self._texts, self._inverse, self._options))
+                tokenized, self.prompt_length = self._read(self._texts, self._inverse, self._options)
+                self._keep(tokenized)
             except BaseException as error:  # whatever it is, somebody waits; the tokenizer's panics are no Exception
                 self.fail(error if isinstance(error, Exception) else EngineError(f"the tokenizer failed: {error}"))
                 return False
@@ -119,9 +121,10 @@ class Call(Request):
         _settle([(self.future, None, error)])
 
 
-def guess_tokens(texts: Iterable[Text]) -> int:
-    """Of texts that are not tokenized yet."""
-    return sum(characters(text) // _CHARACTERS_PER_TOKEN + _SPECIAL_TOKENS for text in texts)
+def guess_tokens(texts: Iterable[Text], prompt: str) -> int:
+    """Of texts that are not tokenized yet, with `prompt` before each."""
+    more = _SPECIAL_TOKENS + len(prompt) // _CHARACTERS_PER_TOKEN
+    return sum(characters(text) // _CHARACTERS_PER_TOKEN + more for text in texts)
 
 
 def succeed(calls: Iterable[Call]) -> None:

@@ -244,6 +244,8 @@ def _not_finite(vectors: Vectors) -> Indices:
 
 def unique_texts(texts: list[Item]) -> tuple[list[Item], Indices | None]:
     """Each text once, and where each original finds its own; None when all differ."""
+    if len(texts) == 1:
+        return texts, None
     places = dict(zip(dict.fromkeys(texts), range(len(texts)), strict=False))
     if len(places) == len(texts):
         return texts, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ _PIECE_TEXTS = 64
 _THREADS = 2  # the tokenizer shares a piece among the cores by itself, and releases the GIL
 # Characters that take some 0.2 ms to tokenize: handing them to a thread would cost as much.
 _FEW_CHARACTERS = 1000
+_PROMPTS = 64  # whose lengths are kept
 
 
 class TokenizerPool:
@@ -32,10 +34,15 @@ class TokenizerPool:
     def __init__(self, pipeline: Pipeline, *, include_prompt: bool) -> None:
         self._pipeline, self._include_prompt = pipeline, include_prompt
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sbert-infer-tokenizer")
+        self._prompt_length = lru_cache(maxsize=_PROMPTS)(pipeline.tokenizer.prompt_length)
 
     def is_little(self, texts: Sequence[Text], prompt: str) -> bool:
-        """Whether these are so few that no thread of the pool is needed."""
-        return not prompt and sum(map(characters, texts)) <= _FEW_CHARACTERS
+        """Whether these are so few that no thread of the pool is needed: `tokenize_little` is for any thread."""
+        return sum(map(characters, texts)) + len(prompt) * len(texts) <= _FEW_CHARACTERS
+
+    def tokenize_little(self, texts: Sequence[Text], prompt: str) -> tuple[TokenizedTexts, int]:
+        """As `tokenize`, at once."""
+        return self._pipeline.tokenizer(prepend(prompt, texts) if prompt else texts), self._left_out(prompt)
 
     async def tokenize(self, texts: Sequence[Text], prompt: str, deadline: float) -> tuple[TokenizedTexts, int]:
         """The tokens of `texts`, with `prompt` before each, and how many of them pooling leaves out."""
@@ -45,9 +52,7 @@ class TokenizerPool:
             piece = texts[start : start + _PIECE_TEXTS]
             return tokenizer(prepend(prompt, piece) if prompt else piece)
 
-        skip = 0
-        if prompt and not self._include_prompt:
-            skip = await self._run(tokenizer.prompt_length, prompt, deadline)
+        skip = await self._run(self._left_out, prompt, deadline) if prompt else 0
         pieces = [await self._run(tokenize, start, deadline) for start in range(0, len(texts), _PIECE_TEXTS)]
         return TokenizedTexts.joined((piece, np.arange(len(piece.lengths))) for piece in pieces), skip
 
@@ -60,6 +65,9 @@ class TokenizerPool:
     def close(self) -> None:
         """Take no more pieces, and wait for those that were."""
         self._threads.shutdown()
+
+    def _left_out(self, prompt: str) -> int:
+        return self._prompt_length(prompt) if prompt and not self._include_prompt else 0
 
     async def _run(self, function: Callable[..., Result], argument: object, deadline: float) -> Result:
         try:

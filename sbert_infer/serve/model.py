@@ -6,11 +6,10 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import tokenizers
 
@@ -39,8 +38,7 @@ _CLOSE_S = 2.0  # for what has ended to be freed
 _MAX_TOKEN_NUMBERS = 2**22
 
 
-@dataclass(frozen=True)
-class EncodeOptions:
+class EncodeOptions(NamedTuple):
     """What a request asks of the vectors."""
 
     normalize: bool
@@ -105,7 +103,7 @@ class Model:
     async def encode(self, texts: Sequence[str], options: EncodeOptions) -> Encoded:
         """The vectors of some texts. No await before the engine has the call, or a reload could lose it."""
         self.require(ENCODER)
-        with _plain_problems():
+        with _plain_problems:
             return await self.engine.encode_counted(
                 texts,
                 options.prompt_name,
@@ -117,7 +115,7 @@ class Model:
     async def encode_tokens(self, ids: Sequence[Sequence[int]], options: EncodeOptions) -> Encoded:
         """The vectors of texts that are given as ids of the model's own tokenizer."""
         self.require(ENCODER)
-        with _plain_problems():
+        with _plain_problems:
             return await self.engine.encode_tokens(
                 ids,
                 normalize_embeddings=options.normalize,
@@ -134,7 +132,7 @@ class Model:
                 "not_supported",
                 f"model {self.name} was exported without token outputs, or is not on the CPU: use /embed",
             )
-        with _plain_problems():
+        with _plain_problems:
             return await self.engine.token_vectors(
                 texts,
                 options.prompt_name,
@@ -145,7 +143,7 @@ class Model:
     async def encode_sparse(self, texts: Sequence[str], options: EncodeOptions) -> Encoded:
         """The vectors of a sparse encoder. As in `encode`, no await before the engine has the call."""
         self.require(SPARSE_ENCODER)
-        with _plain_problems():
+        with _plain_problems:
             return await self.engine.encode_sparse(
                 texts, options.prompt_name, on_truncate="ignore" if options.truncate else "error"
             )
@@ -153,7 +151,7 @@ class Model:
     async def predict(self, pairs: Sequence[Pair], *, truncate: bool) -> Encoded:
         """The scores of pairs, before any activation. As in `encode`, no await before the engine has the call."""
         self.require(RERANKER)
-        with _plain_problems():
+        with _plain_problems:
             return await self.engine.predict_counted(pairs, on_truncate="ignore" if truncate else "error")
 
     @property
@@ -276,15 +274,20 @@ async def _run_once(engine: AsyncEngine) -> None:
         await engine.encode("An ordinary sentence, to see that the model runs.", on_truncate="ignore")
 
 
-@contextmanager
-def _plain_problems() -> Iterator[None]:
-    """What an engine says of a wrong call is for whoever sent it."""
-    try:
-        yield
-    except ValueError as error:
-        many = "max_queue_tokens" in str(error) or "vectors of their own" in str(error)
-        code = "too_many_inputs" if many else "invalid_request"
-        raise Problem(code, str(error), param="input") from None
+class _PlainProblems:
+    """A context in which what an engine says of a wrong call is for whoever sent it. No generator, for its cost."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ValueError):
+            many = "max_queue_tokens" in str(error) or "vectors of their own" in str(error)
+            code = "too_many_inputs" if many else "invalid_request"
+            raise Problem(code, str(error), param="input") from None
+
+
+_plain_problems = _PlainProblems()
 
 
 def _add_counts(stats: AsyncStats, total: Counter[str], errors: Counter[str]) -> None:

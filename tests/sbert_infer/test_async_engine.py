@@ -194,6 +194,33 @@ def test_a_call_ends_at_its_deadline_and_does_not_run_later(small: Engine, fakes
     run(main)
 
 
+def test_each_call_has_its_own_deadline(small: Engine, fakes: list[FakeBackend]) -> None:
+    gate = fakes[0].fault = Gate()
+    timeouts = [0.6, 0.2, 30.0, 0.4, 0.2]
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            held = [asyncio.ensure_future(engine.encode(text)) for text in ("first", "second")]
+            await gate.wait_for(2)
+            ends: list[float] = []
+
+            async def call(number: int) -> None:
+                try:
+                    await engine.encode(f"text {number}", timeout_s=timeouts[number])
+                except DeadlineError:
+                    ends.append(timeouts[number])
+
+            calls = [asyncio.ensure_future(call(number)) for number in range(len(timeouts))]
+            await until(lambda: len(ends) == 4)
+            assert ends == [0.2, 0.2, 0.4, 0.6]
+            assert engine.stats().queued_texts == 1  # the patient one
+            gate.opened.set()
+            await asyncio.gather(*held, *calls)
+            assert len(ends) == 4
+
+    run(main)
+
+
 def test_a_full_queue_refuses_at_once_and_takes_calls_again(small: Engine, fakes: list[FakeBackend]) -> None:
     gate = fakes[0].fault = Gate()
 

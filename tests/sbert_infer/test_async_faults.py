@@ -44,6 +44,43 @@ def faulty(engine: Engine, text: str, do: Callable[[Vectors, Any], object]) -> C
     return fault
 
 
+# A text that can't be tokenized --------------------------------------------------------------------------------------
+
+
+class Panic(BaseException):
+    """As what the tokenizer raises if it fails in Rust: no Exception."""
+
+
+@pytest.mark.parametrize(
+    ("error", "message"), [(ValueError("odd"), "odd"), (Panic("odd"), "the tokenizer failed: odd")]
+)
+def test_a_tokenizer_that_fails_on_a_text_fails_only_its_call(
+    error: BaseException, message: str, small: Engine, fakes: list[FakeBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = small.encode(TEXTS)
+    tokenizer = small._open().tokenizer
+    tokenize = type(tokenizer).__call__
+
+    def fail(self: Any, texts: Any) -> Any:
+        if any("a bad text" in text for text in texts):
+            raise error
+        return tokenize(self, texts)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", fail)
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            calls = [engine.encode(text) for text in TEXTS]
+            *vectors, bad = await asyncio.gather(*calls, engine.encode("a bad text"), return_exceptions=True)
+            np.testing.assert_array_equal(vectors, expected)
+            assert isinstance(bad, Exception)
+            assert message in str(bad)
+            stats = engine.stats()
+            assert (stats.queued_texts, stats.queued_tokens, stats.restarts, stats.ready) == (0, 0, 0, True)
+
+    run(main)
+
+
 # One bad text -------------------------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,20 @@ def request(*lengths: int, arrival: float = 0.0, timeout: float = math.inf, prom
     return Request(np.array(lengths), arrival=arrival, deadline=arrival + timeout, prompt_length=prompt_length)
 
 
+class Unread(Request):
+    """A request whose tokens are counted only when somebody asks, if they can be counted at all."""
+
+    def __init__(self, *lengths: int, guess: int, readable: bool, timeout: float) -> None:
+        super().__init__(None, arrival=0.0, deadline=timeout)
+        self.texts, self.tokens = len(lengths), guess
+        self._hidden, self._readable = np.array(lengths), readable
+
+    def read(self) -> bool:
+        if self._readable:
+            self.set_lengths(self._hidden)
+        return self._readable
+
+
 def rows(work: Work) -> list[tuple[Request, int]]:
     return [(owner, row) for owner, rows in work.parts for row in rows.tolist()]
 
@@ -93,6 +107,16 @@ REQUESTS = st.builds(
     st.lists(LENGTHS, min_size=1, max_size=3) | st.lists(LENGTHS, min_size=1, max_size=60),
     st.just(math.inf) | st.sampled_from([0.001, 0.02, 0.1]),
     st.sampled_from([0, 0, 0, 3]),
+) | st.builds(
+    lambda gap, lengths, timeout, guess, readable: (
+        gap,
+        Unread(*lengths, guess=guess, readable=readable, timeout=timeout),
+    ),
+    st.sampled_from([0.0, 0.0, 0.001, 0.02]),
+    st.lists(LENGTHS, min_size=1, max_size=3),
+    st.just(math.inf) | st.sampled_from([0.001, 0.02, 0.1]),
+    st.integers(1, 200),
+    st.sampled_from([True, True, True, False]),
 )
 
 
@@ -127,10 +151,11 @@ def test_each_text_runs_once_unless_dropped(load: tuple[Limits, list[Request], d
     assert set(runs.values()) <= {1}
     for each in requests:
         ran = sum(owner is each for owner, _ in runs)
-        assert (each in simulation.finished) <= (ran == len(each.lengths))
+        assert (each in simulation.finished) <= (ran == each.texts)
         if each.deadline == math.inf and each not in cancels:
-            assert each in simulation.finished
+            assert (each in simulation.finished) == each.read()
     assert (simulation.scheduler.queued_texts, simulation.scheduler.queued_tokens) == (0, 0)
+    assert simulation.scheduler.requests == sum(not each.ended for each in requests)  # which nobody has dropped
     assert not simulation.scheduler.running
 
 
