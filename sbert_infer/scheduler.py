@@ -281,7 +281,7 @@ class Scheduler:
         if not self.abandon(work):
             return []
         # What comes out while more waits, whatever takes the time: that is the speed under load, which is what matters.
-        if self._round or self._ages:
+        if self._round or self._ages or self._arrivals:
             self._done_tokens = work.tokens + (1 - _NEWEST) * self._done_tokens
             self._done_s = now - self._mark + (1 - _NEWEST) * self._done_s
         self._mark = now
@@ -391,7 +391,7 @@ class Scheduler:
             self._waiting_tokens -= request.waiting_tokens
 
     def _start(self, work: Work, now: float) -> Work:
-        work.alone = not (self.running or self._round or self._ages)
+        work.alone = not (self.running or self._round or self._ages or self._arrivals)
         if not self.running:
             self._mark = now
         self.running.add(work)
