@@ -406,11 +406,9 @@ class AsyncEngine:
     def _read(
         self, texts: list[Text], inverse: npt.NDArray[np.int64] | None, options: CallOptions
     ) -> tuple[TokenizedTexts, int]:
-        """Tokenize a few texts, in a worker."""
-        start = time.monotonic()
+        """Tokenize a few texts, in a worker that holds the lock: nothing here may wait for anybody."""
         tokenized, skip = self._tokenizers.tokenize_little(texts, options.prompt)
         self._check_truncation(tokenized, inverse, options)
-        self._observe("tokenize", time.monotonic() - start)
         return tokenized, skip
 
     async def _run(
@@ -428,6 +426,7 @@ class AsyncEngine:
             options,
             arrival=arrival,
             prompt_length=prompt_length,
+            max_length=self.engine.manifest.max_length,
             read=self._read,
             make_rows=self._make_rows,
         )
@@ -437,7 +436,8 @@ class AsyncEngine:
         self._calls.add(call)
         self._deadlines.note(call)
         try:
-            if self._workers.problem:  # since just now, and too late for this call to be failed with the others
+            if self._workers.problem:  # since just now, maybe too late for this call to be failed with the others
+                call.future.cancel()
                 raise WorkerError(self._workers.problem, 1.0)
             encoded = await call.future
         finally:
@@ -470,7 +470,7 @@ class AsyncEngine:
     def _reserved(self, texts: Sequence[Text], options: CallOptions) -> Iterator[None]:
         """Hold room in the queue for texts whose tokens are not counted yet."""
         limits = self._scheduler.limits
-        guess = min(guess_tokens(texts, options.prompt), len(texts) * limits.max_length)
+        guess = guess_tokens(texts, options.prompt, limits.max_length)
         guess = max(len(texts), min(guess, limits.max_queue_tokens))  # a text has at least one
         self._check(guess, options.deadline)
         self._scheduler.reserved_tokens += guess

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .errors import DeadlineError, EngineError, TextError
+from .errors import DeadlineError, TextError
 from .output import finish
 from .scheduler import Request
 from .sparse import SparseRows
@@ -28,6 +28,7 @@ Result = TypeVar("Result")
 
 CLOSED = "the engine was closed during this call"
 _CHARACTERS_PER_TOKEN, _SPECIAL_TOKENS = 4, 3  # more or less
+_LOOK_S = 0.01  # for each look at all deadlines takes a moment
 _LATE = "the call was not done in time: raise timeout_s, or send fewer texts at once"
 
 
@@ -58,6 +59,7 @@ class Call(Request):
     """A request with its tokens, the vectors so far, and the future that somebody awaits. For use by any thread."""
 
     tokenized: TokenizedTexts
+    read_s: float | None = None  # seconds that it took to tokenize, if a worker did
 
     def __init__(
         self,
@@ -67,6 +69,7 @@ class Call(Request):
         *,
         arrival: float,
         prompt_length: int = 0,
+        max_length: int,
         read: Read,
         make_rows: Callable[[int], Any],  # what the vectors of so many texts are put into: an array, or `SparseRows`
     ) -> None:
@@ -77,18 +80,20 @@ class Call(Request):
         if isinstance(content, TokenizedTexts):
             self._keep(content)
         else:
-            self._texts, self.texts, self.tokens = content, len(content), guess_tokens(content, options.prompt)
+            self._texts, self.texts = content, len(content)
+            self.tokens = guess_tokens(content, options.prompt, max_length)
 
     def read(self) -> bool:
         """Tokenize the texts, unless that is done."""
         if self._texts is not None:
+            start = time.monotonic()
             try:
                 tokenized, self.prompt_length = self._read(self._texts, self._inverse, self._options)
                 self._keep(tokenized)
-            except BaseException as error:  # whatever it is, somebody waits; the tokenizer's panics are no Exception
-                self.fail(error if isinstance(error, Exception) else EngineError(f"the tokenizer failed: {error}"))
+            except Exception as error:  # whatever it is, somebody waits
+                self.fail(error)
                 return False
-            self._texts = None
+            self._texts, self.read_s = None, time.monotonic() - start
         return True
 
     def _keep(self, tokenized: TokenizedTexts) -> None:
@@ -121,10 +126,10 @@ class Call(Request):
         _settle([(self.future, None, error)])
 
 
-def guess_tokens(texts: Iterable[Text], prompt: str) -> int:
+def guess_tokens(texts: Iterable[Text], prompt: str, max_length: int) -> int:
     """Of texts that are not tokenized yet, with `prompt` before each."""
     more = _SPECIAL_TOKENS + len(prompt) // _CHARACTERS_PER_TOKEN
-    return sum(characters(text) // _CHARACTERS_PER_TOKEN + more for text in texts)
+    return sum(min(max_length, characters(text) // _CHARACTERS_PER_TOKEN + more) for text in texts)
 
 
 def succeed(calls: Iterable[Call]) -> None:
@@ -179,10 +184,11 @@ class Deadlines:
         left = [call for call in self._calls if not call.future.done()]
         for call in left:
             if call.deadline <= now:
-                call.future.set_exception(DeadlineError(_LATE))
+                with contextlib.suppress(RuntimeError):  # of an event loop that is closed
+                    call.future.set_exception(DeadlineError(_LATE))
         deadline = min((call.deadline for call in left if call.deadline > now), default=math.inf)
         if deadline < math.inf and self._loop is not None:
-            self._set(self._loop, deadline)
+            self._set(self._loop, max(deadline, now + _LOOK_S))
 
 
 async def within(future: asyncio.Future[Result], deadline: float) -> Result:

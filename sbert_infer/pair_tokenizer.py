@@ -51,7 +51,7 @@ class PairTokenizer(Tokenizer):
 
     def _tokens_of(self, texts: list[str]) -> dict[str, _Tokens]:
         """The tokens of each text by itself, without special ones: as many as may be kept, and how many there are."""
-        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        encodings = self._encodings(texts, add_special_tokens=False)
         counts = [len(encoding) + sum(map(len, encoding.overflowing)) for encoding in encodings]
         return {
             text: _Tokens(encoding.ids, count) for text, encoding, count in zip(texts, encodings, counts, strict=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -186,6 +187,11 @@ class Scheduler:
         return self._added - self._ended
 
     @property
+    def has_arrivals(self) -> bool:
+        """Whether there are requests that nobody has read yet."""
+        return bool(self._arrivals)
+
+    @property
     def queued_texts(self) -> int:
         """Texts that have not started."""
         unread = sum(request.texts for request in self._unread())
@@ -241,9 +247,10 @@ class Scheduler:
         self._ended += not request.ended
         request.ended = True
         self._forget(request)
-        self._count_read(request)
-        while self._arrivals and self._arrivals[0].ended:
-            self._arrivals.popleft()
+        if request.unread_tokens:
+            self._count_read(request)
+            with suppress(ValueError):  # it has just been taken out
+                self._arrivals.remove(request)
 
     def drop_all(self) -> list[Request]:
         """Drop every request that has texts in the queue, and name them."""
@@ -314,6 +321,7 @@ class Scheduler:
             if not self._arrivals:
                 return
             request = self._arrivals.popleft()
+            self._count_read(request)
             if not request.ended and request.deadline > now:
                 if request.read():
                     self._ages[request] = self._turns[request] = None
@@ -321,7 +329,6 @@ class Scheduler:
                     self._waiting_tokens += request.waiting_tokens
                 else:
                     self.drop(request)
-            self._count_read(request)
 
     def _count_read(self, request: Request) -> None:
         self._read_tokens += request.unread_tokens

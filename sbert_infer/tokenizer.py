@@ -99,12 +99,18 @@ class Tokenizer:
             whole = [self._prefix(text) for text in whole]
         if len(whole) == 1 and len(whole[0]) <= _SHORT:
             return self._one(whole[0])
-        encodings = self.backend.encode_batch_fast(whole)
+        encodings = self._encodings(whole)
         count = len(encodings)
         lengths = np.fromiter(map(len, encodings), np.int64, count)
         ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), np.int64, int(lengths.sum()))
         truncated = np.fromiter((bool(e.overflowing) for e in encodings), np.bool_, count)
         return TokenizedTexts(ids, np.cumsum(lengths) - lengths, lengths, truncated)
+
+    def _encodings(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[tokenizers.Encoding]:
+        """In the tokenizer's threads, except for little: it would have to wait there for whatever is before it."""
+        if sum(map(len, texts)) <= _SHORT:
+            return [self.backend.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        return self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
 
     def _one(self, text: str) -> TokenizedTexts:
         """A short text by itself: not worth waking the tokenizer's threads for, nor what many texts take in numpy."""

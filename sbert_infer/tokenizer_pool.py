@@ -42,7 +42,8 @@ class TokenizerPool:
 
     def tokenize_little(self, texts: Sequence[Text], prompt: str) -> tuple[TokenizedTexts, int]:
         """As `tokenize`, at once."""
-        return self._pipeline.tokenizer(prepend(prompt, texts) if prompt else texts), self._left_out(prompt)
+        with _no_panic:
+            return self._pipeline.tokenizer(prepend(prompt, texts) if prompt else texts), self._left_out(prompt)
 
     async def tokenize(self, texts: Sequence[Text], prompt: str, deadline: float) -> tuple[TokenizedTexts, int]:
         """The tokens of `texts`, with `prompt` before each, and how many of them pooling leaves out."""
@@ -50,7 +51,8 @@ class TokenizerPool:
 
         def tokenize(start: int) -> TokenizedTexts:
             piece = texts[start : start + _PIECE_TEXTS]
-            return tokenizer(prepend(prompt, piece) if prompt else piece)
+            with _no_panic:
+                return tokenizer(prepend(prompt, piece) if prompt else piece)
 
         skip = await self._run(self._left_out, prompt, deadline) if prompt else 0
         pieces = [await self._run(tokenize, start, deadline) for start in range(0, len(texts), _PIECE_TEXTS)]
@@ -75,3 +77,17 @@ class TokenizerPool:
         except RuntimeError:  # the threads were shut down
             raise EngineError(CLOSED) from None
         return await within(future, deadline)
+
+
+class _NoPanic:
+    """A context in which a panic of the tokenizer's, which is no `Exception`, becomes one."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None and not isinstance(error, Exception):
+            raise EngineError(f"the tokenizer failed: {error}") from error
+
+
+_no_panic = _NoPanic()

@@ -54,7 +54,7 @@ class _Run(NamedTuple):
 class Workers:
     """As many threads as the backend has workers, and one that watches them. `changed` guards the scheduler."""
 
-    _idle = 0  # threads that wait, or are about to look a last time before they do
+    _idle = 0  # threads that wait, or are about to
 
     def __init__(
         self,
@@ -127,18 +127,17 @@ class Workers:
     def _next(self, backend: Backend) -> Work | None:
         """Wait for a batch; None when this thread is to end."""
         with self.changed:
-            self._idle += 1
-            try:
-                while self._backend is backend and not self._stop.is_set():
-                    now = time.monotonic()
-                    if (work := self._scheduler.next_batch(now)) is not None:
-                        self._runs[work] = _Run(backend, threading.current_thread())
-                        if self._idle > 1 and self._scheduler.queued_tokens:
-                            self.changed.notify()  # there may be something for another, who was not woken
-                        return work
-                    wake = self._scheduler.wake_at()
+            while self._backend is backend and not self._stop.is_set():
+                now = time.monotonic()
+                if (work := self._scheduler.next_batch(now)) is not None:
+                    self._runs[work] = _Run(backend, threading.current_thread())
+                    if self._idle and self._scheduler.queued_tokens:
+                        self.changed.notify()  # there may be something for another, who was not woken
+                    return work
+                wake = self._scheduler.wake_at()
+                self._idle += 1
+                if not self._scheduler.has_arrivals:  # a last look: what comes from now on wakes somebody
                     self.changed.wait(None if wake == math.inf else max(0.0, wake - now))
-            finally:
                 self._idle -= 1
             self.changed.notify_all()  # what this thread ran last may be what others wait for
         return None
@@ -177,6 +176,9 @@ class Workers:
         for fault in faults:
             cast(Call, fault.request).blame(fault.row, fault.reason)
         succeed(cast(Call, request) for request in finished)
+        for call in finished:
+            if (read_s := cast(Call, call).read_s) is not None:
+                self._observe("tokenize", read_s)
         self._observe("run", took)
         self._observe("batch_tokens", work.tokens)
         for request in {request for request, _ in work.parts}:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from starlette.requests import Request
@@ -27,13 +27,16 @@ class Keys:
     """All keys; if there are none, everybody has one."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [_digest(key.encode()) for key in keys]
+        for key in keys:  # letters outside ASCII: some clients send them in this way
+            with suppress(UnicodeEncodeError):
+                self._digests.append(_digest(key.encode("latin-1")))
 
     def admit(self, path: str, authorization: bytes) -> bool:
         """Whether a request may go on that has a key in this header, as a bearer token or as the password of Basic."""
         if not self._digests or path in OPEN_PATHS:
             return True
-        given = _digest(_key_in(authorization.decode("utf-8", "surrogateescape")))
+        given = _digest(_key_in(authorization))
         return any([hmac.compare_digest(given, digest) for digest in self._digests])  # noqa: C419  all, in constant time
 
 
@@ -66,18 +69,18 @@ def read_keys(path: Path) -> list[str]:
     return keys
 
 
-def _key_in(authorization: str) -> str:
-    scheme, _, value = authorization.partition(" ")
-    if scheme.lower() == "bearer":
+def _key_in(authorization: bytes) -> bytes:
+    scheme, _, value = authorization.partition(b" ")
+    if scheme.lower() == b"bearer":
         return value.strip()
-    if scheme.lower() == "basic":
+    if scheme.lower() == b"basic":
         try:
-            return base64.b64decode(value.strip(), validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
-            return ""
-    return ""
+            return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
+        except ValueError:
+            return b""
+    return b""
 
 
-def _digest(key: str) -> bytes:
+def _digest(key: bytes) -> bytes:
     """Of equal length for all keys, so that not even that can be timed."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    return hashlib.sha256(key).digest()

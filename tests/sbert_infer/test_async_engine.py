@@ -22,6 +22,7 @@ from sbert_infer import (
     SbertInferWarning,
     TruncationError,
 )
+from sbert_infer.call import Deadlines, guess_tokens
 from tests.checkpoints import ODD_TEXTS, TEXTS
 from tests.fake_backend import FakeBackend, Gate, install, run, until
 
@@ -217,6 +218,63 @@ def test_each_call_has_its_own_deadline(small: Engine, fakes: list[FakeBackend])
             gate.opened.set()
             await asyncio.gather(*held, *calls)
             assert len(ends) == 4
+
+    run(main)
+
+
+def test_many_deadlines_are_looked_at_together(
+    small: Engine, fakes: list[FakeBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = fakes[0].fault = Gate()
+    looks = []
+    look = Deadlines._look
+
+    def counted(self: Deadlines) -> None:
+        looks.append(1)
+        look(self)
+
+    monkeypatch.setattr(Deadlines, "_look", counted)
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            timeouts = [0.2 + number / 2000 for number in range(400)]
+            calls = [engine.encode(f"{number}", timeout_s=timeout) for number, timeout in enumerate(timeouts)]
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(result) for result in results} == {DeadlineError}
+            assert 1 <= len(looks) <= 60
+            gate.opened.set()
+
+    run(main)
+
+
+def test_a_guess_counts_no_text_for_more_than_the_limit() -> None:
+    assert guess_tokens(["x" * 100_000, "a cat"], "", max_length=64) == 64 + 1 + 3
+    assert guess_tokens(["a cat"], "sort these: ", max_length=64) == 1 + 3 + 3
+    assert guess_tokens([("a cat", "a dog")], "", max_length=64) == 2 + 3
+
+
+def test_an_observer_may_use_locks_of_its_own(small: Engine, fakes: list[FakeBackend]) -> None:
+    lock, seen, done = threading.Lock(), [], threading.Event()
+
+    def observe(name: str, value: float) -> None:
+        with lock:
+            seen.append(name)
+
+    async def main() -> None:
+        async with AsyncEngine(small, observe=observe) as engine:
+
+            def export() -> None:
+                while not done.is_set():
+                    with lock:
+                        engine.stats()
+
+            thread = threading.Thread(target=export, daemon=True)
+            thread.start()
+            try:
+                await asyncio.gather(*(engine.encode(f"text {number}") for number in range(200)))
+            finally:
+                done.set()
+            await until(lambda: seen.count("tokenize") == seen.count("total") == 200)
 
     run(main)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -489,3 +490,15 @@ def test_the_age_of_the_oldest() -> None:
     assert scheduler.oldest_age(5.0) == 4.0
     scheduler.drop_all()
     assert scheduler.oldest_age(5.0) == 0
+
+
+def test_an_unread_request_that_is_dropped_is_not_kept() -> None:
+    scheduler = Scheduler(LIMITS)
+    scheduler.add(request(5))  # nobody reads it yet
+    gone = request(7)
+    scheduler.add(gone)
+    scheduler.drop(gone)
+    assert (scheduler.queued_texts, scheduler.queued_tokens, scheduler.requests) == (1, 5, 1)
+    kept = weakref.ref(gone)
+    del gone
+    assert kept() is None

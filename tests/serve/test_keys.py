@@ -82,9 +82,23 @@ def test_a_refused_upload_still_gets_its_answer(server_with_keys: Running) -> No
 
 @given(st.text(), st.lists(st.text(min_size=1), min_size=1))
 def test_only_equal_keys_open(given_key: str, keys: list[str]) -> None:
-    guard = Keys(keys)
-    key = given_key.strip()
-    assert guard.admit("/embed", f"Bearer {given_key}".encode()) == (key in keys)
+    key = given_key.encode().strip()
+    spelled = {own.encode() for own in keys} | {own.encode("latin-1", "ignore") for own in keys if own.isprintable()}
+    assert Keys(keys).admit("/embed", b"Bearer " + given_key.encode()) == (key in spelled)
+
+
+@pytest.mark.parametrize("code", ["utf-8", "latin-1"])
+def test_a_key_may_have_any_letters(code: str) -> None:
+    guard = Keys(["schl\u00fcssel"])
+    password = base64.b64encode("user:schl\u00fcssel".encode(code))
+    assert guard.admit("/embed", "Bearer schl\u00fcssel".encode(code))
+    assert guard.admit("/embed", b"Basic " + password)
+    assert not guard.admit("/embed", b"Bearer schlussel")
+
+
+def test_what_is_no_base64_is_no_key(server_with_keys: Running) -> None:
+    response = httpx.get(f"{server_with_keys.url}/info", headers=[(b"authorization", b"Basic \xc3\xa9")])
+    assert response.status_code == 401
 
 
 def test_a_browsers_preflight_needs_no_key(start_server: Callable[..., Running]) -> None:
