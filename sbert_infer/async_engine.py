@@ -89,7 +89,8 @@ class AsyncEngine:
             max_batch_tokens: tokens that run together, padding included; the backend's best by default.
             max_queue_tokens: tokens that may wait. A call beyond that is refused at once.
             max_delay_ms: how long a batch that is not full may wait for more texts while others run.
-            max_wait_s: a call that would wait for longer than this is refused at once, if hundreds of others wait.
+            max_wait_s: a call that would wait for longer than this is refused at once, if hundreds of others wait, or
+                did in the last ten seconds.
             timeout_s: how long a call may take, if it does not say so itself.
             hang_timeout_s: a batch that runs for longer than this is given up, and what runs it is replaced.
             observe: called from several threads, as `observe(name, value)`, with the seconds that a call spent on

@@ -279,9 +279,9 @@ def test_while_others_run_a_batch_leaves_when_it_is_full_or_the_oldest_has_waite
     late = scheduler.next_batch(0.6)
     assert late is not None
     assert not late.alone
-    scheduler.add(request(30, arrival=0.7))
+    scheduler.add(request(32, arrival=0.7))
     assert scheduler.next_batch(0.7) is None
-    scheduler.add(request(34, arrival=0.7))
+    scheduler.add(request(32, arrival=0.7))
     full = scheduler.next_batch(0.7)
     assert full is not None
     assert full.texts == 2
@@ -399,6 +399,12 @@ def test_hundreds_may_wait_as_long_as_they_like_but_more_may_not() -> None:
     speed = scheduler.tokens_per_s
     assert speed is not None
     assert refusal.value.retry_after_s == pytest.approx((2 * 512 + 254 * 128) / speed - LIMITS.max_wait_s)
+    scheduler.drop_all()
+    for _ in range(100):
+        scheduler.add(request(128, arrival=1.0))
+    with pytest.raises(OverloadedError, match=r"too long: 102 requests, 12\.8 s"):
+        scheduler.check(10, math.inf, 10.9)  # there was an overload: what is left of it is enough to wait for
+    scheduler.check(10, math.inf, 11.1)
     patient = loaded(0, replace(LIMITS, max_wait_s=60.0))
     for _ in range(256):
         patient.add(request(128, arrival=1.0))
@@ -455,6 +461,28 @@ def test_when_a_flood_is_over_the_queue_is_soon_empty() -> None:
     assert len(waits) + flooded.refused == len(requests)
     assert flooded.refused > 0.7 * len(requests)  # it is five times what can be done
     assert LIMITS.max_wait_s < max(waits) < 1.2 * LIMITS.max_wait_s
+
+
+def test_on_a_slow_machine_a_flood_leaves_no_more_than_on_a_fast_one() -> None:
+    requests = [request(128, arrival=number / 400, timeout=30.0) for number in range(2400)]  # five times too many
+    flooded = Admitting(Scheduler(LIMITS))
+    flooded.run(requests)
+    waits = [done - each.arrival for each, done in flooded.finished.items() if each.arrival > 5.0]
+    assert 256 * 128 / (2 * SPEED) > 3 * LIMITS.max_wait_s  # those who come first may wait for longer
+    assert max(waits) < 1.2 * LIMITS.max_wait_s
+
+
+def test_a_worker_that_is_free_first_leaves_some_for_the_others() -> None:
+    scheduler = Scheduler(LIMITS)
+    scheduler.add(request(*[100] * 4))
+    first, second = scheduler.next_batch(0.0), scheduler.next_batch(0.0)
+    assert first is not None
+    assert second is not None
+    scheduler.add(request(*[20] * 10))
+    scheduler.done(first, 0.1)
+    third = scheduler.next_batch(0.1)
+    assert third is not None
+    assert third.texts == 5  # the other five are for whoever is free next
 
 
 def test_a_batch_that_was_abandoned_finishes_nobody() -> None:
