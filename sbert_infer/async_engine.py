@@ -9,9 +9,8 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,17 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from .artifact import ENCODER, RERANKER, SPARSE_ENCODER, check_kind
-from .call import CLOSED, Call, CallOptions, Deadlines, Encoded, guess_tokens, within
+from .call import CallOptions, Encoded, within
+from .call_queue import CallQueue
 from .engine import Engine
-from .errors import EngineError, OverloadedError, TruncationError, WorkerError, warn
-from .pipeline import unique_texts
-from .scheduler import Limits, Scheduler
+from .errors import EngineError, OverloadedError, TruncationError, warn
+from .scheduler import Limits
 from .sparse import is_sparse, max_batch_texts, sparse_rows
 from .texts import OnTruncate, Text, as_list, as_pairs, as_texts, check_pairs, check_texts
 from .token_vectors import TokenVectors, check_has_tokens, token_vectors
-from .tokenizer import TokenizedTexts
-from .tokenizer_pool import TokenizerPool
-from .workers import Observe, Workers
+from .workers import Observe
 
 __all__ = ["AsyncEngine", "AsyncStats"]
 
@@ -127,20 +124,10 @@ class AsyncEngine:
             max_delay_s=max_delay_ms / 1000,
             max_wait_s=max_wait_s,
         )
-        self._scheduler = Scheduler(limits)
-        self._workers = Workers(
-            self._scheduler,
-            self._pipeline,
-            self.engine.replace_backend,
-            hang_timeout_s=hang_timeout_s,
-            observe=self._observe,
-        )
-        self._tokenizers = TokenizerPool(self._pipeline, include_prompt=self.engine.manifest.include_prompt)
+        self._queue = CallQueue(self.engine, limits, hang_timeout_s=hang_timeout_s, observe=self._observe)
         self._token_thread = ThreadPoolExecutor(1, thread_name_prefix="sbert-infer-tokens")
-        self._calls: set[Call] = set()
-        self._deadlines = Deadlines(self._calls)
         self._active = 0  # calls from their first to their last line
-        self._closing = self._closed = False  # no new calls; no calls at all
+        self._closing = False  # no new calls
         self._counts: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
 
@@ -187,14 +174,11 @@ class AsyncEngine:
         arrival = time.monotonic()
         self._require(ENCODER, "predict_counted")
         prompt = self.engine._resolve_prompt(prompt, prompt_name)
-        options = self._options(arrival, prompt, truncate_dim, normalize_embeddings, on_truncate, timeout_s)
+        options = self._options(arrival, prompt, on_truncate, timeout_s, truncate_dim, normalize_embeddings)
         source, single = as_texts(texts)
         known: list[Text] = list(source)
         check_texts(known)
-        with self._counted(len(known), arrival):
-            if not known:
-                return Encoded(np.empty(0, np.float32), 0, 0)
-            encoded = await self._encode(known, options, arrival)
+        encoded = await self._encode(known, options, arrival)
         return Encoded(encoded.vectors[0], encoded.tokens, encoded.truncated) if single else encoded
 
     async def encode_tokens(
@@ -209,13 +193,13 @@ class AsyncEngine:
         """As `encode_counted`, for texts that this model's own tokenizer has tokenized, special tokens included."""
         arrival = time.monotonic()
         self._require(ENCODER, "predict_counted")
-        options = self._options(arrival, "", truncate_dim, normalize_embeddings, on_truncate, timeout_s)
-        with self._counted(len(token_ids), arrival):
+        options = self._options(arrival, "", on_truncate, timeout_s, truncate_dim, normalize_embeddings)
+        with _Counted(self, len(token_ids), arrival):
             if not len(token_ids):
-                return Encoded(np.empty(0, np.float32), 0, 0)
-            tokenized = await self._tokenizers.check(token_ids, options.deadline)
-            self._check_truncation(tokenized, None, options)
-            return await self._run(tokenized, None, options, arrival)
+                return self._nothing()
+            encoded = await self._queue.encode_tokens(token_ids, options, arrival)
+            self._note(encoded, len(token_ids), options)
+        return encoded
 
     async def predict_counted(
         self,
@@ -232,16 +216,10 @@ class AsyncEngine:
         """
         arrival = time.monotonic()
         self._require(RERANKER, "encode")
-        options = self._options(
-            arrival, self.engine._resolve_prompt(prompt, prompt_name), None, False, on_truncate, timeout_s
-        )
+        options = self._options(arrival, self.engine._resolve_prompt(prompt, prompt_name), on_truncate, timeout_s)
         items, _ = as_pairs(pairs)
         check_pairs(items)
-        known: list[Text] = [(first, second) for first, second in items]
-        with self._counted(len(known), arrival):
-            if not known:
-                return Encoded(np.empty((0, options.dim), np.float32), 0, 0)
-            return await self._encode(known, options, arrival)
+        return await self._encode([(first, second) for first, second in items], options, arrival)
 
     async def encode_sparse(
         self,
@@ -255,14 +233,8 @@ class AsyncEngine:
         """The vectors of a sparse encoder, which are `SparseRows`: see `to_csr`. Raises as `encode` does."""
         arrival = time.monotonic()
         self._require(SPARSE_ENCODER, "encode")
-        options = self._options(
-            arrival, self.engine._resolve_prompt(prompt, prompt_name), None, False, on_truncate, timeout_s
-        )
-        known: list[Text] = [*as_list(texts, "encode_sparse")]
-        with self._counted(len(known), arrival):
-            if not known:
-                return Encoded(sparse_rows(self.engine.manifest)(0), 0, 0)
-            return await self._encode(known, options, arrival)
+        options = self._options(arrival, self.engine._resolve_prompt(prompt, prompt_name), on_truncate, timeout_s)
+        return await self._encode([*as_list(texts, "encode_sparse")], options, arrival)
 
     async def token_vectors(
         self,
@@ -279,7 +251,7 @@ class AsyncEngine:
         self._require(ENCODER, "predict_counted")
         check_has_tokens(self.engine.manifest)
         prompt = self.engine._resolve_prompt(prompt, prompt_name)
-        options = self._options(arrival, prompt, None, False, on_truncate, timeout_s)
+        options = self._options(arrival, prompt, on_truncate, timeout_s)
         texts = as_list(texts, "token_vectors")
         allow = options.on_truncate != "error"
         left = threading.Event()
@@ -292,26 +264,25 @@ class AsyncEngine:
             max_tokens=max_tokens,
             is_wanted=lambda: not left.is_set(),
         )
-        with self._counted(len(texts), arrival):
+        with _Counted(self, len(texts), arrival):
             try:
                 # A thread of its own: those who left keep it busy for no longer than a batch.
                 future = asyncio.get_running_loop().run_in_executor(self._token_thread, work)
                 found = await within(future, options.deadline)
             finally:
                 left.set()
-        self._counts["tokens"] += found.tokens
-        self._counts["truncated"] += found.truncated
+            self._note(found, len(texts), options)
         return found
 
     @property
     def ready(self) -> bool:
         """Whether calls are taken, and workers are there to run them, none of which seems to hang."""
-        return not self._closing and self._workers.ready
+        return not self._closing and self._queue.workers.ready
 
     def refusal(self) -> OverloadedError | None:
         """What a call for one short text would get now, if the queue is too long for it; `count_refusal` if it does."""
         try:
-            self._scheduler.check(1, math.inf, time.monotonic())
+            self._queue.scheduler.check(1, math.inf, time.monotonic())
         except OverloadedError as error:
             return error
         return None
@@ -323,8 +294,8 @@ class AsyncEngine:
 
     def stats(self) -> AsyncStats:
         """Counters and gauges, as of now."""
-        scheduler = self._scheduler
-        with self._workers.changed:
+        scheduler, workers = self._queue.scheduler, self._queue.workers
+        with workers.changed:
             return AsyncStats(
                 ready=self.ready,
                 queued_texts=scheduler.queued_texts,
@@ -336,7 +307,7 @@ class AsyncEngine:
                 batches=scheduler.batches,
                 batch_tokens=scheduler.batch_tokens,
                 padded_tokens=scheduler.padded_tokens,
-                restarts=self._workers.restarts,
+                restarts=workers.restarts,
                 errors=dict(self._errors),
             )
 
@@ -348,14 +319,9 @@ class AsyncEngine:
         until = time.monotonic() + drain_s
         while self._active and time.monotonic() < until:
             await asyncio.sleep(0.01)
-        self._closed = True
-        for call in list(self._calls):
-            self._drop(call)
-            call.fail(EngineError(CLOSED))
         self._token_thread.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(self._tokenizers.close)
-        await asyncio.to_thread(self._workers.stop, max(1.0, until - time.monotonic()))
-        if self._owns and not self._scheduler.running:  # what still runs would be waited for
+        await self._queue.close(until)
+        if self._owns and not self._queue.scheduler.running:  # what still runs would be waited for
             await asyncio.to_thread(self.engine.close)
 
     async def __aenter__(self) -> AsyncEngine:
@@ -371,10 +337,10 @@ class AsyncEngine:
         self,
         arrival: float,
         prompt: str,
-        truncate_dim: int | None,
-        normalize: bool,
         on_truncate: OnTruncate | None,
         timeout_s: float | None,
+        truncate_dim: int | None = None,
+        normalize: bool = False,
     ) -> CallOptions:
         """What a caller asks for, with the defaults filled in."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
@@ -395,108 +361,28 @@ class AsyncEngine:
             raise EngineError(f"{self.engine.manifest.name} is {what}: use {right}")
 
     async def _encode(self, texts: list[Text], options: CallOptions, arrival: float) -> Encoded:
-        unique, inverse = unique_texts(texts)
-        if self._tokenizers.is_little(unique, options.prompt):  # whichever worker is free next does it
-            return await self._run(unique, inverse, options, arrival)
-        with self._reserved(unique, options):
-            tokenized, skip = await self._tokenizers.tokenize(unique, options.prompt, options.deadline)
-        self._check_truncation(tokenized, inverse, options)
-        self._observe("tokenize", time.monotonic() - arrival)
-        return await self._run(tokenized, inverse, options, arrival, skip)
+        with _Counted(self, len(texts), arrival):
+            if not texts:
+                return self._nothing()
+            encoded = await self._queue.encode(texts, options, arrival)
+            self._note(encoded, len(texts), options)
+        return encoded
 
-    def _read(
-        self, texts: list[Text], inverse: npt.NDArray[np.int64] | None, options: CallOptions
-    ) -> tuple[TokenizedTexts, int]:
-        """Tokenize a few texts, in a worker that holds the lock: nothing here may wait for anybody."""
-        tokenized, skip = self._tokenizers.tokenize_little(texts, options.prompt)
-        self._check_truncation(tokenized, inverse, options)
-        return tokenized, skip
+    def _nothing(self) -> Encoded:
+        """What no texts give."""
+        manifest = self.engine.manifest
+        if is_sparse(manifest):
+            return Encoded(sparse_rows(manifest)(0), 0, 0)
+        return Encoded(np.empty((0, manifest.dim) if manifest.kind == RERANKER else 0, np.float32), 0, 0)
 
-    async def _run(
-        self,
-        content: TokenizedTexts | list[Text],
-        inverse: npt.NDArray[np.int64] | None,
-        options: CallOptions,
-        arrival: float,
-        prompt_length: int = 0,
-    ) -> Encoded:
-        """Queue a call, and wait for what becomes of it."""
-        call = Call(
-            content,
-            inverse,
-            options,
-            arrival=arrival,
-            prompt_length=prompt_length,
-            max_length=self.engine.manifest.max_length,
-            read=self._read,
-            make_rows=self._make_rows,
-        )
-        self._check(call.tokens, call.deadline)
-        self._scheduler.add(call)
-        self._workers.wake()
-        self._calls.add(call)
-        self._deadlines.note(call)
-        try:
-            if self._workers.problem:  # since just now, maybe too late for this call to be failed with the others
-                call.future.cancel()
-                raise WorkerError(self._workers.problem, 1.0)
-            encoded = await call.future
-        finally:
-            if not call.ended:
-                self._drop(call)
-            self._calls.discard(call)
+    def _note(self, encoded: Encoded | TokenVectors, texts: int, options: CallOptions) -> None:
+        """Count what a call has done, and warn if texts were cut and nobody has said what is to be done then."""
         self._counts["tokens"] += encoded.tokens
         self._counts["truncated"] += encoded.truncated
         if encoded.truncated and options.on_truncate == "warn":
-            self._warn_of_truncation(encoded.truncated, len(call.tokenized.lengths if inverse is None else inverse))
-        return encoded
-
-    def _make_rows(self, texts: int) -> Any:
-        manifest = self.engine.manifest
-        return sparse_rows(manifest)(texts) if is_sparse(manifest) else np.empty((texts, manifest.dim), np.float32)
-
-    def _drop(self, call: Call) -> None:
-        with self._workers.changed:
-            self._scheduler.drop(call)
-
-    def _check(self, tokens: int, deadline: float) -> None:
-        """Raise if there is no point in waiting."""
-        if self._closed:
-            raise EngineError(CLOSED)
-        if self._workers.problem:
-            raise WorkerError(self._workers.problem, 1.0)
-        self._scheduler.check(tokens, deadline, time.monotonic())
-
-    @contextmanager
-    def _reserved(self, texts: Sequence[Text], options: CallOptions) -> Iterator[None]:
-        """Hold room in the queue for texts whose tokens are not counted yet."""
-        limits = self._scheduler.limits
-        guess = guess_tokens(texts, options.prompt, limits.max_length)
-        guess = max(len(texts), min(guess, limits.max_queue_tokens))  # a text has at least one
-        self._check(guess, options.deadline)
-        self._scheduler.reserved_tokens += guess
-        try:
-            yield
-        finally:
-            self._scheduler.reserved_tokens -= guess
-
-    def _counted(self, texts: int, arrival: float) -> _Counted:
-        return _Counted(self, texts, arrival)
-
-    def _check_truncation(
-        self, tokenized: TokenizedTexts, inverse: npt.NDArray[np.int64] | None, options: CallOptions
-    ) -> None:
-        """Raise if a text was cut, and that is not wanted."""
-        if options.on_truncate == "error" and tokenized.cut():
-            first = int((tokenized.truncated if inverse is None else tokenized.truncated[inverse]).argmax())
             limit, noun = self._pipeline.tokenizer.max_length, self._pipeline.noun
-            error = TruncationError(f"{noun} {first} has more than {limit} tokens; shorten it or set on_truncate")
-            error.texts = tokenized.cut(inverse)
-            raise error
-
-    def _warn_of_truncation(self, cut: int, texts: int) -> None:
-        limit, noun = self._pipeline.tokenizer.max_length, self._pipeline.noun
-        warn(f"{cut} of {texts} {noun}s were cut to {limit} tokens; see AsyncEngine.encode(on_truncate=...)")
+            cut = f"{encoded.truncated} of {texts} {noun}s were cut to {limit} tokens"
+            warn(f"{cut}; see AsyncEngine.encode(on_truncate=...)")
 
 
 class _Counted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from sentence_transformers import SentenceTransformer
 
-from sbert_infer import Engine
+from sbert_infer import AsyncEngine, Engine, SbertInferWarning
 from sbert_infer.artifact import Manifest, open_artifact
 from sbert_infer.errors import ExportError, ParityError, TruncationError
 from sbert_infer.export import exporter
@@ -102,6 +103,16 @@ def test_token_vectors_over_http(exported: tuple[Path, Path]) -> None:
         assert_close(np.array(found, np.float32), right, 1e-6)
     assert refused.status_code == 413
     assert "input 1 is longer than the model's limit: it has more than 24 tokens" in refused.json()["error"]
+
+
+def test_token_vectors_of_many_callers_say_what_was_cut(exported: tuple[Path, Path]) -> None:
+    async def run() -> int:
+        async with AsyncEngine(exported[1]) as engine:
+            await engine.token_vectors(["short", "long " * 99])
+            return engine.stats().truncated
+
+    with pytest.warns(SbertInferWarning, match="1 of 2 texts were cut to 24 tokens"):
+        assert asyncio.run(run()) == 1
 
 
 def test_manifests_without_outputs_stay_readable(exported: tuple[Path, Path]) -> None:

@@ -313,7 +313,7 @@ def test_after_too_many_hung_workers_only_a_new_process_helps(
         async with AsyncEngine(small, hang_timeout_s=0.1) as engine:
             with pytest.raises(WorkerError, match="hung"):
                 await engine.encode("one")
-            await until(lambda: bool(engine._workers.problem))
+            await until(lambda: bool(engine._queue.workers.problem))
             with pytest.raises(WorkerError, match="1 workers hang and keep their memory: restart the process"):
                 await engine.encode("two")
             assert not engine.ready

@@ -19,7 +19,7 @@ from tests.serve.test_limits import BODY, connect, read_all, send_head
 @contextlib.contextmanager
 def crowded(server: Running) -> Iterator[None]:
     """As if texts that fill the queue were being tokenized."""
-    scheduler = server.server.models.first.engine._scheduler
+    scheduler = server.server.models.first.engine._queue.scheduler
     most = scheduler.limits.max_queue_tokens
     scheduler.reserved_tokens += most
     time.sleep(0.02)  # what the gate last heard is too old by now
