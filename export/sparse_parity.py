@@ -13,6 +13,7 @@ from sbert_infer.engine import Engine
 from sbert_infer.errors import EngineError
 from sbert_infer.export.parity import Certificate, cannot_run, compare, expect
 from sbert_infer.export.reference import Reference
+from sbert_infer.output import Asked
 from sbert_infer.sparse import encode_sparse
 
 __all__ = ["SparseCertificate", "certify_sparse", "some_texts"]
@@ -67,7 +68,8 @@ class _SparseCandidate:
 
     def encode(self, texts: Sequence[str], prompt: str = "") -> Vectors:
         """As a user would."""
-        return encode_sparse(self._engine, texts, prompt, None, False, self._engine.manifest.dim).to_dense()
+        asked = Asked(prompt, show_progress_bar=False, max_active_dims=self._engine.manifest.dim)
+        return encode_sparse(self._engine, texts, asked).to_dense()
 
     def run_together(self, texts: Sequence[str]) -> Vectors:
         """As a user never would."""

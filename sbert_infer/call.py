@@ -69,7 +69,7 @@ class Call(Request):
         *,
         arrival: float,
         prompt_length: int = 0,
-        max_length: int,
+        guess: int,  # of tokens, until they are read
         read: Read,
         make_rows: Callable[[int], Any],  # what the vectors of so many texts are put into: an array, or `SparseRows`
     ) -> None:
@@ -81,7 +81,7 @@ class Call(Request):
             self._keep(content)
         else:
             self._texts, self.texts = content, len(content)
-            self.tokens = guess_tokens(content, options.prompt, max_length)
+            self.tokens = guess
 
     def read(self) -> bool:
         """Tokenize the texts, unless that is done."""

@@ -82,7 +82,7 @@ class CallQueue:
             options,
             arrival=arrival,
             prompt_length=prompt_length,
-            max_length=self._manifest.max_length,
+            guess=0 if isinstance(content, TokenizedTexts) else self._guess(content, options),
             read=self._read,
             make_rows=self._make_rows,
         )
@@ -127,15 +127,19 @@ class CallQueue:
     @contextmanager
     def _reserved(self, texts: Sequence[Text], options: CallOptions) -> Iterator[None]:
         """Hold room in the queue for texts whose tokens are not counted yet."""
-        limits = self.scheduler.limits
-        guess = guess_tokens(texts, options.prompt, limits.max_length)
-        guess = max(len(texts), min(guess, limits.max_queue_tokens))  # a text has at least one
+        guess = self._guess(texts, options)
         self._check(guess, options.deadline)
         self.scheduler.reserved_tokens += guess
         try:
             yield
         finally:
             self.scheduler.reserved_tokens -= guess
+
+    def _guess(self, texts: Sequence[Text], options: CallOptions) -> int:
+        """How many tokens these have: no reason to refuse them for good, and at least one each."""
+        limits = self.scheduler.limits
+        guess = guess_tokens(texts, options.prompt, limits.max_length)
+        return max(len(texts), min(guess, limits.max_queue_tokens))
 
     def _check_truncation(self, tokenized: TokenizedTexts, inverse: Indices | None, options: CallOptions) -> None:
         """Raise if a text was cut, and that is not wanted."""

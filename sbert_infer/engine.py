@@ -29,12 +29,14 @@ from .devices import Device
 from .errors import ArtifactError, EngineError, warn
 from .late_chunking import Spans, check_can_pool, encode_spans
 from .mteb import encode_task, model_meta
-from .multi_vector import check_multi_vector_options, encode_multi_vector, is_multi_vector
+from .multi_vector import check_multi_vector, encode_multi_vector, is_multi_vector
 from .output import (
+    Asked,
+    check_asked,
     check_filled,
-    check_options,
     check_out,
-    check_token_options,
+    check_running,
+    convert_each,
     finish,
     given,
     place,
@@ -44,8 +46,8 @@ from .output import (
 from .pair_tokenizer import PairTokenizer
 from .pipeline import EncodeStats, Pipeline, Window
 from .precision import reduce_precision
-from .similarity import MULTI_SIMILARITIES, SIMILARITIES, pairwise_similarity, similarity, unit_rows
-from .sparse import as_csr, check_sparse_options, decode, encode_sparse, is_sparse, scipy_sparse, sparse_windows
+from .similarity import MULTI_SIMILARITIES, SIMILARITIES, pairwise_similarity, similarity
+from .sparse import as_csr, check_sparse, decode, encode_sparse, is_sparse, sparse_windows
 from .sparse_similarity import sparse_pairwise_similarity, sparse_similarity
 from .texts import OnTruncate, Text, as_list, as_texts, check_text, check_texts
 from .token_vectors import check_has_tokens, token_vectors
@@ -183,50 +185,49 @@ class Engine:
             more = {"convert_to_tensor": convert_to_tensor, "normalize_embeddings": normalize_embeddings}
             return encode_task(self, inputs, task_metadata, prompt_type, **mine, **more, truncate_dim=truncate_dim)
         texts, single = as_texts(given(inputs, sentences))
-        precision = precision or "float32"
-        check_options(output_value, task, precision, device, self.device, pool, chunk_size, batch_size)
-        prompt = self._resolve_prompt(prompt, prompt_name)
+        check_running(batch_size, device, self.device, pool, chunk_size)
+        asked = Asked(
+            prompt=self._resolve_prompt(prompt, prompt_name),
+            batch_size=batch_size,
+            show_progress_bar=show_progress_bar,
+            output_value=output_value,
+            precision=precision or "float32",
+            convert_to_numpy=convert_to_numpy,
+            convert_to_tensor=convert_to_tensor,
+            normalize_embeddings=normalize_embeddings,
+            truncate_dim=truncate_dim,
+            out=out,
+            max_active_dims=max_active_dims,
+            task=task,
+        )
+        check_asked(asked)
         if is_sparse(self.manifest):
-            check_sparse_options(self, normalize_embeddings, truncate_dim, precision, output_value, out)
-            if convert_to_numpy and not convert_to_tensor:
-                scipy_sparse()  # or say that it is missing before the work is done
-            rows = encode_sparse(self, texts, prompt, batch_size, show_progress_bar, max_active_dims)
-            return rows.convert(single, convert_to_numpy, convert_to_tensor)
-        if max_active_dims is not None:
-            raise ValueError(f"max_active_dims: not for {self.manifest.name}, whose vectors are dense")
+            check_sparse(self, asked)
+            return encode_sparse(self, texts, asked).convert(single, asked)
+        asked.refuse("max_active_dims", f"not for {self.manifest.name}, whose vectors are dense")
         if is_multi_vector(self.manifest):
-            check_multi_vector_options(
-                self.manifest,
-                precision=precision != "float32",
-                truncate_dim=truncate_dim is not None or self.truncate_dim is not None,
-                convert_to_tensor=convert_to_tensor,
-                out=out is not None,
-            )
-            each = encode_multi_vector(self, list(texts), task, prompt, batch_size, show_progress_bar)
-            each = [unit_rows(vectors) for vectors in each] if normalize_embeddings else each
-            each = each if convert_to_numpy else [to_torch(one, as_list=False) for one in each]
-            return each[0] if single else each
+            return convert_each(encode_multi_vector(self, list(texts), asked), single, asked)
         if output_value == TOKENS:
-            check_token_options(precision, normalize_embeddings, truncate_dim, out)
-            found = self.token_vectors(texts, prompt)
-            each = (
-                found if convert_to_numpy and not convert_to_tensor else [to_torch(one, as_list=False) for one in found]
-            )
-            return each[0] if single else each
-        dim = self._resolve_dim(truncate_dim)
-        if out is None:
+            asked.refuse("precision normalize_embeddings truncate_dim out", f"not with output_value={TOKENS!r}")
+            return convert_each(self.token_vectors(texts, asked.prompt), single, asked)
+        return self._encode_dense(texts, single, asked)
+
+    def _encode_dense(self, texts: Iterable[str], single: bool, asked: Asked) -> Any:
+        """The one path: windows of texts, their rows at their place, precision, array."""
+        dim = self._resolve_dim(asked.truncate_dim)
+        if asked.out is None:
             texts = known = list(texts)
             vectors = np.empty((len(known), dim), np.float32)
         else:
-            vectors = check_out(out, dim, plain=precision == "float32" and convert_to_numpy and not convert_to_tensor)
-        with progress_bar(len(vectors), show_progress_bar) as progress:
-            for window in self._windows(texts, prompt, batch_size, progress):
-                place(vectors, window.start, finish(window.vectors, dim, normalize_embeddings))
-        if out is not None:
-            return check_filled(out, self.last_stats.texts)
-        result = reduce_precision(vectors, precision) if len(vectors) else np.empty(0, np.float32)
-        if convert_to_tensor or not convert_to_numpy:
-            result = to_torch(result, as_list=not convert_to_tensor)
+            vectors = check_out(asked.out, dim, asked)
+        with progress_bar(len(vectors), asked.show_progress_bar) as progress:
+            for window in self._windows(texts, asked.prompt, asked.batch_size, progress):
+                place(vectors, window.start, finish(window.vectors, dim, asked.normalize_embeddings))
+        if asked.out is not None:
+            return check_filled(asked.out, self.last_stats.texts)
+        result = reduce_precision(vectors, asked.precision) if len(vectors) else np.empty(0, np.float32)
+        if not asked.as_arrays:
+            result = to_torch(result, as_list=not asked.convert_to_tensor)
         return result[0] if single else result
 
     def token_vectors(self, texts: Iterable[str], prompt: str = "") -> list[npt.NDArray[np.float32]]:
@@ -335,11 +336,12 @@ class Engine:
             raise TypeError("encode_iter needs an iterable of texts, got one str: use encode")
         prompt = self._resolve_prompt(prompt, prompt_name)
         if is_sparse(self.manifest):
-            check_sparse_options(self, normalize_embeddings, truncate_dim)
-            for window in sparse_windows(self, source, prompt, batch_size, progress):
+            asked = Asked(prompt, batch_size, normalize_embeddings=normalize_embeddings, truncate_dim=truncate_dim)
+            check_sparse(self, asked)
+            for window in sparse_windows(self, source, asked, progress):
                 yield replace(window, vectors=window.vectors.to_csr())
             return
-        check_multi_vector_options(self.manifest, encode_windows=is_multi_vector(self.manifest))
+        check_multi_vector(self.manifest, "encode_windows")
         dim = self._resolve_dim(truncate_dim)
         for window in self._windows(source, prompt, batch_size, progress):
             yield replace(window, vectors=finish(window.vectors, dim, normalize_embeddings))
@@ -396,7 +398,7 @@ class Engine:
 
     @max_seq_length.setter
     def max_seq_length(self, value: int) -> None:
-        check_multi_vector_options(self.manifest, max_seq_length=is_multi_vector(self.manifest))
+        check_multi_vector(self.manifest, "max_seq_length")
         limit = self.manifest.max_length
         if not 3 <= value <= limit:
             raise ValueError(f"max_seq_length must be between 3 and the model's limit of {limit}, got {value}")

@@ -7,7 +7,7 @@ some tokens, often punctuation, get no vector. What the model was trained with i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from .artifact import MULTI_VECTOR, Manifest
 from .errors import TruncationError, warn
-from .output import progress_bar
+from .output import Asked, progress_bar
 from .pipeline import WINDOW_TEXTS, Pipeline
 from .planner import Batch
+from .similarity import unit_rows
 from .texts import check_texts
 from .token_vectors import run_batches
 from .tokenizer import TokenizedTexts, Tokenizer
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_ROLE",
     "Role",
-    "check_multi_vector_options",
+    "check_multi_vector",
     "encode_multi_vector",
     "is_multi_vector",
     "role_of",
@@ -64,31 +65,36 @@ def role_of(manifest: Manifest, task: str | None) -> Role:
     return Role(**roles[task or NO_ROLE])
 
 
-def check_multi_vector_options(manifest: Manifest, **asked: bool) -> None:
+def check_multi_vector(manifest: Manifest, what: str) -> None:
     """Refuse, by name, what is done to one vector a text."""
-    if names := [name for name, is_asked in asked.items() if is_asked]:
-        raise ValueError(f"{', '.join(names)}: not for {manifest.name}, which gives a vector for each token")
+    if is_multi_vector(manifest):
+        raise ValueError(f"{what}: {_not_for(manifest)}")
 
 
-def encode_multi_vector(
-    engine: Engine, texts: Sequence[str], task: str | None, prompt: str, batch_size: int | None, show: bool | None
-) -> list[Array]:
+def _not_for(manifest: Manifest) -> str:
+    return f"not for {manifest.name}, which gives a vector for each token"
+
+
+def encode_multi_vector(engine: Engine, texts: Sequence[str], asked: Asked) -> list[Array]:
     """The vectors of each text, [tokens, dim]."""
+    if asked.truncate_dim is None:
+        asked = replace(asked, truncate_dim=engine.truncate_dim)
+    asked.refuse("precision truncate_dim convert_to_tensor out", _not_for(engine.manifest))
     check_texts(texts)
-    role, pipeline, truncated = role_of(engine.manifest, task), engine._open(), 0
+    role, pipeline, truncated = role_of(engine.manifest, asked.task), engine._open(), 0
     found: list[Array] = []
-    with progress_bar(len(texts), show) as progress:
+    with progress_bar(len(texts), asked.show_progress_bar) as progress:
         for start in range(0, len(texts), WINDOW_TEXTS):
-            tokenized = pipeline.tokenizer([prompt + text for text in texts[start : start + WINDOW_TEXTS]])
+            tokenized = pipeline.tokenizer([asked.prompt + text for text in texts[start : start + WINDOW_TEXTS]])
             cut = tokenized.truncated | (tokenized.lengths > role.max_length)
             if engine.on_truncate == "error" and cut.any():
                 which = f"text {start + int(cut.argmax())}"
                 raise TruncationError(f"{which} has more than {role.max_length} tokens; shorten it or set on_truncate")
             truncated += int(cut.sum())
-            found += _run_role(pipeline, tokenized, role, engine.manifest.truncation_side, batch_size, progress)
+            found += _run_role(pipeline, tokenized, role, engine.manifest.truncation_side, asked.batch_size, progress)
     if truncated and engine.on_truncate == "warn":
         warn(f"{truncated} of {len(texts)} texts were cut to {role.max_length} tokens; see Engine(on_truncate=...)")
-    return found
+    return [unit_rows(vectors) for vectors in found] if asked.normalize_embeddings else found
 
 
 def _run_role(

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from .precision import PRECISIONS
 from .similarity import unit_rows
 
 __all__ = [
+    "Asked",
+    "check_asked",
     "check_filled",
-    "check_options",
     "check_out",
-    "check_token_options",
+    "check_running",
+    "convert_each",
     "finish",
     "given",
     "place",
@@ -32,41 +35,58 @@ logger = logging.getLogger(__package__)
 Vectors = npt.NDArray[np.float32]
 
 
-def check_options(
-    output_value: str,
-    task: str | None,
-    precision: str,
-    device: Any,
-    own_device: str,
-    pool: object,
-    chunk_size: object,
-    batch_size: Any,
-) -> None:
-    """Refuse what an engine can't do, by name."""
-    if output_value not in (SENTENCE, TOKENS):
-        raise ValueError(f"output_value must be {SENTENCE!r} or {TOKENS!r}, got {output_value!r}")
-    if task not in (None, "query", "document"):
-        raise ValueError(f"task must be 'query', 'document' or None, got {task!r}")
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+@dataclass(frozen=True)
+class Asked:
+    """What `encode` is asked for, under the names and with the defaults of its own arguments."""
+
+    prompt: str = ""  # itself, not its name
+    batch_size: int | None = None
+    show_progress_bar: bool | None = None
+    output_value: str = SENTENCE
+    precision: str = "float32"
+    convert_to_numpy: bool = True
+    convert_to_tensor: bool = False
+    normalize_embeddings: bool = False
+    truncate_dim: int | None = None
+    out: Vectors | None = None
+    max_active_dims: int | None = None
+    task: str | None = None
+
+    @property
+    def as_arrays(self) -> bool:
+        """Not as tensors."""
+        return self.convert_to_numpy and not self.convert_to_tensor
+
+    def refuse(self, names: str, why: str) -> None:
+        """Raise, by name, if any of these arguments was given, and `why` it can't be."""
+        defaults = {field.name: field.default for field in fields(self)}
+        given = [name for name in names.split() if not _is(getattr(self, name), defaults[name])]
+        if given:
+            raise ValueError(f"{', '.join(given)}: {why}")
+
+
+def _is(value: object, default: object) -> bool:
+    return value == default if isinstance(default, str) else value is default  # an array is equal to nothing
+
+
+def check_asked(asked: Asked) -> None:
+    """Refuse what no engine can do."""
+    if asked.output_value not in (SENTENCE, TOKENS):
+        raise ValueError(f"output_value must be {SENTENCE!r} or {TOKENS!r}, got {asked.output_value!r}")
+    if asked.task not in (None, "query", "document"):
+        raise ValueError(f"task must be 'query', 'document' or None, got {asked.task!r}")
+    if asked.precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {asked.precision!r}")
+
+
+def check_running(batch_size: Any, device: Any, own_device: str, pool: object, chunk_size: object) -> None:
+    """Refuse to run in a way that an engine does not."""
     if device is not None and str(device) not in (own_device, own_device.split(":")[0]):
         raise ValueError(f"this engine runs on {own_device!r}, got device={device!r}: see Engine(device=...)")
     if pool is not None or chunk_size is not None:
         raise ValueError("pool and chunk_size are not supported: one engine already uses all cores")
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-
-
-def check_token_options(precision: str, normalize: bool, truncate_dim: int | None, out: Any) -> None:
-    """Refuse what is done to sentence vectors only."""
-    asked = {
-        "precision": precision != "float32",
-        "normalize_embeddings": normalize,
-        "truncate_dim": truncate_dim is not None,
-        "out": out is not None,
-    }
-    if names := [name for name, is_asked in asked.items() if is_asked]:
-        raise ValueError(f"{', '.join(names)}: not with output_value={TOKENS!r}")
 
 
 def given(inputs: Any, sentences: Any) -> Any:
@@ -76,9 +96,9 @@ def given(inputs: Any, sentences: Any) -> Any:
     return inputs if inputs is not None else sentences
 
 
-def check_out(out: Vectors, dim: int, plain: bool) -> Vectors:
+def check_out(out: Vectors, dim: int, asked: Asked) -> Vectors:
     """`out`, if vectors of `dim` numbers can be written to it as they are."""
-    if not plain:
+    if asked.precision != "float32" or not asked.as_arrays:
         raise ValueError("out takes float32 vectors: leave precision, convert_to_numpy and convert_to_tensor alone")
     if out.ndim != 2 or out.shape[1] != dim or out.dtype != np.float32:
         raise ValueError(f"out must be float32 of shape [texts, {dim}], got {out.dtype} of {list(out.shape)}")
@@ -111,6 +131,12 @@ def to_torch(vectors: npt.NDArray[Any], as_list: bool) -> Any:
 
     tensor = torch.from_numpy(vectors)
     return list(tensor) if as_list else tensor
+
+
+def convert_each(each: list[Vectors], single: bool, asked: Asked) -> Any:
+    """Of each text an array, or a tensor."""
+    found = each if asked.as_arrays else [to_torch(one, as_list=False) for one in each]
+    return found[0] if single else found
 
 
 @contextmanager

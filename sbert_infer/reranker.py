@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .artifact import RERANKER, Manifest
 from .devices import Device
 from .engine import Engine
-from .output import check_options, progress_bar, to_torch
+from .output import check_running, progress_bar, to_torch
 from .pipeline import EncodeStats
 from .texts import OnTruncate, Pair, as_pairs, check_pairs, check_text
 
@@ -105,7 +105,7 @@ class Reranker:
         if (inputs is None) == (sentences is None):
             raise TypeError("inputs given twice" if inputs is not None else "predict needs pairs of texts")
         pairs, single = as_pairs(inputs if inputs is not None else sentences)
-        check_options("sentence_embedding", None, "float32", device, self.device, pool, chunk_size, batch_size)
+        check_running(batch_size, device, self.device, pool, chunk_size)
         scores = self._scores(pairs, prompt_name, prompt, batch_size, show_progress_bar)
         result = _finish(scores, self.activation_fn if activation_fn is None else activation_fn, apply_softmax)
         result = result if pairs else np.empty(0, np.float32)

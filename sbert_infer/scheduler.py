@@ -34,8 +34,8 @@ _NEWEST = 0.1
 # none did.
 _USABLE = 0.6
 _FIRST = np.zeros(1, np.int64)
-# Requests that a worker reads, at most, before it gets its batch: a few milliseconds of tokenizing.
-_READ_AT_ONCE = 64
+# What a worker reads, at most, before it gets its batch: some 3 ms of tokenizing, and of holding the lock.
+_READ_TOKENS = 2048
 # What to tell a client who is refused before any speed was measured.
 _RETRY_S = 1.0
 # So many requests may be there however long that takes, until their deadlines. They may be all the callers that there
@@ -165,8 +165,8 @@ class Scheduler:
         self.running: set[Work] = set()
         self.reserved_tokens = 0  # of texts that are still being tokenized; of the thread that adds requests
         self._overload_until = -math.inf  # as well
-        # Requests that nobody has read yet. What `add` counts only grows, and so does what is taken off: each number
-        # is written by one side.
+        # Requests that nobody has read yet. What `add` counts only grows, and is written by the thread that adds; what
+        # is taken off is counted apart, under the lock.
         self._arrivals: deque[Request] = deque()
         self._added = self._added_tokens = 0
         self._ended = self._read_tokens = 0
@@ -190,9 +190,9 @@ class Scheduler:
         return self._added - self._ended
 
     @property
-    def has_arrivals(self) -> bool:
-        """Whether there are requests that nobody has read yet."""
-        return bool(self._arrivals)
+    def may_read(self) -> bool:
+        """Whether `next_batch` would read requests that nobody has read yet."""
+        return bool(self._arrivals) and len(self.running) < self.limits.workers
 
     @property
     def queued_texts(self) -> int:
@@ -215,7 +215,7 @@ class Scheduler:
     def check(self, tokens: int, deadline: float, now: float) -> None:
         """Raise `OverloadedError` if so many tokens don't fit into the queue, or would not be done in time.
 
-        It reads only numbers, which may be off by a round that is being planned.
+        What it reads are only numbers, which may be off by a round that is being planned. It notes an overload.
         """
         most, queued = self.limits.max_queue_tokens, self.queued_tokens
         if tokens > most:
@@ -266,12 +266,15 @@ class Scheduler:
 
     def next_batch(self, now: float) -> Work | None:
         """The batch for a worker that is free, if one should leave now. A request past its deadline is left out."""
-        while len(self.running) < self.limits.workers:
+        if self.may_read:
             self._read_arrivals(now)
+        while len(self.running) < self.limits.workers:
             if not self._round:
                 if self._may_leave(now):
                     self._plan_round(now)
-                elif not self._arrivals:
+                elif self._arrivals:
+                    self._read_arrivals(now)
+                else:
                     return None
                 continue
             work = self._round.popleft()
@@ -282,7 +285,7 @@ class Scheduler:
         return None
 
     def wake_at(self) -> float:
-        """When `next_batch` will have something for a worker that is free, if nothing else happens before."""
+        """When `next_batch` will have some of what was read for a worker that is free, if nothing happens before."""
         oldest = next(iter(self._ages), None)
         if oldest is None or len(self.running) >= self.limits.workers:
             return math.inf
@@ -322,10 +325,10 @@ class Scheduler:
         return self._running_tokens + queued
 
     def _read_arrivals(self, now: float) -> None:
-        for _ in range(_READ_AT_ONCE):
-            if not self._arrivals:
-                return
+        room = _READ_TOKENS
+        while room > 0 and self._arrivals:
             request = self._arrivals.popleft()
+            room -= request.unread_tokens
             self._count_read(request)
             if not request.ended and request.deadline > now:
                 if request.read():
@@ -353,10 +356,10 @@ class Scheduler:
         rows = np.concatenate([rows for _, rows in parts])
         lengths = np.concatenate([request.lengths[rows] for request, rows in parts])
         prompts = np.array([request.prompt_length for request, _ in parts])[owners]
+        budget, most = self._budget(lengths), self.limits.max_batch_texts
         planned: list[tuple[int, Work]] = []
         for prompt in np.unique(prompts):  # the model takes one prompt length for a whole batch
             texts = np.flatnonzero(prompts == prompt)
-            budget, most = self._budget(lengths), self.limits.max_batch_texts
             for batch in plan_batches(lengths[texts], budget, most, edges=self.limits.edges):
                 chosen = np.sort(texts[batch.rows])
                 cuts = np.flatnonzero(np.diff(owners[chosen])) + 1

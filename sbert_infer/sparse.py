@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .artifact import SENTENCE, SPARSE_ENCODER, Manifest
+from .artifact import SPARSE_ENCODER, Manifest
 from .errors import EngineError
-from .output import progress_bar
+from .output import Asked, progress_bar
+from .texts import Text
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SparseRows",
     "as_csr",
-    "check_sparse_options",
+    "check_sparse",
     "decode",
     "encode_sparse",
     "is_sparse",
@@ -92,13 +94,13 @@ class SparseRows:
         values = np.concatenate([np.empty(0, np.float32), *(values for _, values in self._rows)])
         return sparse.csr_matrix((values, dims, ends), shape=(len(self), self.dim))
 
-    def convert(self, single: bool, to_numpy: bool, to_tensor: bool) -> Any:
+    def convert(self, single: bool, asked: Asked) -> Any:
         """As a CSR matrix, which for one text has one row; or as sentence-transformers gives them."""
-        if to_numpy and not to_tensor:
+        if asked.as_arrays:
             return self.to_csr()
         if single:
             return self.to_tensors()[0]
-        return self.to_tensor() if to_tensor else self.to_tensors()
+        return self.to_tensor() if asked.convert_to_tensor else self.to_tensors()
 
     def to_tensors(self) -> list[Any]:
         """As sparse tensors of torch, each [dim]."""
@@ -160,52 +162,32 @@ def max_batch_texts(manifest: Manifest, batch_size: int | None = None) -> int:
     return most if batch_size is None else min(batch_size, most)
 
 
-def check_sparse_options(
-    engine: Engine,
-    normalize: bool,
-    truncate_dim: int | None,
-    precision: str = "float32",
-    output_value: str = SENTENCE,
-    out: Any = None,
-) -> None:
-    """Refuse, by name, what is done to dense vectors only."""
-    asked = {
-        "normalize_embeddings": normalize,
-        "truncate_dim": truncate_dim is not None or engine.truncate_dim is not None,
-        "precision": precision != "float32",
-        "output_value": output_value != SENTENCE,
-        "out": out is not None,
-    }
-    if names := [name for name, is_asked in asked.items() if is_asked]:
-        raise ValueError(f"{', '.join(names)}: not for {engine.manifest.name}, whose vectors are sparse")
+def check_sparse(engine: Engine, asked: Asked) -> None:
+    """Refuse what is done to dense vectors only."""
+    if asked.truncate_dim is None:
+        asked = replace(asked, truncate_dim=engine.truncate_dim)
+    asked.refuse(
+        "normalize_embeddings truncate_dim precision output_value out",
+        f"not for {engine.manifest.name}, whose vectors are sparse",
+    )
+    if asked.as_arrays:
+        scipy_sparse()  # or say that it is missing before the work is done
 
 
 def sparse_windows(
-    engine: Engine,
-    texts: Any,
-    prompt: str,
-    batch_size: int | None,
-    progress: Callable[[int], object],
-    max_active_dims: int | None = None,
+    engine: Engine, texts: Iterable[Text], asked: Asked, progress: Callable[[int], object]
 ) -> Iterator[Window]:
     """The vectors of `texts`, some thousands at a time; those of a window are `SparseRows`."""
-    rows = sparse_rows(engine.manifest, max_active_dims)
-    most = max_batch_texts(engine.manifest, batch_size)
-    yield from engine._windows(texts, prompt, most, progress, rows)
+    rows = sparse_rows(engine.manifest, asked.max_active_dims)
+    most = max_batch_texts(engine.manifest, asked.batch_size)
+    yield from engine._windows(texts, asked.prompt, most, progress, rows)
 
 
-def encode_sparse(
-    engine: Engine,
-    texts: Any,
-    prompt: str,
-    batch_size: int | None,
-    show_progress_bar: bool | None,
-    max_active_dims: int | None,
-) -> SparseRows:
+def encode_sparse(engine: Engine, texts: Iterable[Text], asked: Asked) -> SparseRows:
     """The vectors of `texts`, in order."""
     known, whole = list(texts), SparseRows(0, engine.manifest.dim)
-    with progress_bar(len(known), show_progress_bar) as progress:
-        for window in sparse_windows(engine, known, prompt, batch_size, progress, max_active_dims):
+    with progress_bar(len(known), asked.show_progress_bar) as progress:
+        for window in sparse_windows(engine, known, asked, progress):
             whole._rows += window.vectors
     return whole
 

@@ -31,7 +31,7 @@ def as_texts(inputs: Any) -> tuple[Iterable[str], bool]:
     """The texts in order, and whether it was one text alone. What each of them is remains to be checked."""
     if isinstance(inputs, str):
         return [inputs], True
-    if isinstance(inputs, list):  # before the questions that take longer
+    if type(inputs) is list:  # before the questions that take longer; a table may be a kind of list
         return inputs, False
     if isinstance(inputs, (bytes, bytearray, Mapping, Set)) or not isinstance(inputs, Iterable):
         raise TypeError(f"encode needs a str or an iterable of str in order, got {type(inputs).__name__}")

@@ -136,7 +136,7 @@ class Workers:
                     return work
                 wake = self._scheduler.wake_at()
                 self._idle += 1
-                if not self._scheduler.has_arrivals:  # a last look: what comes from now on wakes somebody
+                if not self._scheduler.may_read:  # a last look: what comes from now on wakes somebody
                     self.changed.wait(None if wake == math.inf else max(0.0, wake - now))
                 self._idle -= 1
             self.changed.notify_all()  # what this thread ran last may be what others wait for

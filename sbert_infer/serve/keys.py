@@ -27,10 +27,11 @@ class Keys:
     """All keys; if there are none, everybody has one."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._digests = [_digest(key.encode()) for key in keys]
+        spellings = {key.encode() for key in keys}
         for key in keys:  # letters outside ASCII: some clients send them in this way
             with suppress(UnicodeEncodeError):
-                self._digests.append(_digest(key.encode("latin-1")))
+                spellings.add(key.encode("latin-1"))
+        self._digests = [_digest(spelling) for spelling in spellings]
 
     def admit(self, path: str, authorization: bytes) -> bool:
         """Whether a request may go on that has a key in this header, as a bearer token or as the password of Basic."""

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +300,38 @@ def test_if_the_model_does_not_open_again_calls_fail_until_it_does(
             allowed.set()
             await until(lambda: engine.ready)
             np.testing.assert_array_equal(await engine.encode("new"), small.encode("new"))
+
+    run(main)
+
+
+def test_a_batch_that_ends_after_its_backend_was_replaced_holds_up_nobody(
+    small: Engine, fakes: list[FakeBackend]
+) -> None:
+    slow, held, runs = Gate(), Gate(), count()
+
+    def slow_then_dead(vectors: Vectors) -> None:
+        if next(runs):
+            raise SystemExit
+        slow(vectors)
+
+    fakes[0].fault = slow_then_dead
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            old = asyncio.ensure_future(engine.encode(TEXTS[0]))
+            await slow.wait_for(1)
+            with pytest.raises(WorkerError, match="died"):
+                await engine.encode(TEXTS[1])
+            await until(lambda: engine.ready)
+            fakes[1].fault = held
+            first = asyncio.ensure_future(engine.encode(TEXTS[2]))
+            await held.wait_for(1)  # with the old one that is all that may run
+            others = [asyncio.ensure_future(engine.encode(text)) for text in TEXTS]
+            await asyncio.sleep(0.1)
+            assert engine.stats().running_batches == 2
+            slow.opened.set()
+            held.opened.set()
+            assert len(await asyncio.gather(old, first, *others)) == 2 + len(TEXTS)
 
     run(main)
 

@@ -520,6 +520,38 @@ def test_the_age_of_the_oldest() -> None:
     assert scheduler.oldest_age(5.0) == 0
 
 
+def test_nothing_is_read_for_a_worker_that_would_get_nothing() -> None:
+    scheduler = Scheduler(LIMITS)
+    for _ in range(2):
+        scheduler.add(request(100))
+        assert scheduler.may_read
+        assert scheduler.next_batch(0.0) is not None
+    scheduler.add(request(100))
+    assert not scheduler.may_read  # or a third worker, of a backend that was replaced, would ask again and again
+    assert scheduler.next_batch(0.0) is None
+    scheduler.done(next(iter(scheduler.running)), 1.0)
+    assert scheduler.may_read
+
+
+def test_much_that_has_arrived_is_read_some_at_a_time() -> None:
+    class Counting(Request):
+        def read(self) -> bool:
+            done.append(self)
+            return True
+
+    done: list[Request] = []
+    scheduler = Scheduler(LIMITS)
+    for _ in range(100):
+        scheduler.add(Counting(np.array([200]), arrival=0.0))
+    assert scheduler.next_batch(0.0) is not None
+    assert len(done) * 200 < 2048 + 200  # whoever reads holds the lock
+    simulation = Simulation(scheduler)
+    for work in list(scheduler.running):
+        scheduler.done(work, 1.0)
+    simulation.run([request(5, arrival=1.0)])
+    assert len(done) == 100
+
+
 def test_an_unread_request_that_is_dropped_is_not_kept() -> None:
     scheduler = Scheduler(LIMITS)
     scheduler.add(request(5))  # nobody reads it yet

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sbert_infer.serve import connection
 from sbert_infer.serve.connection import _HeadWithBody
 from tests.serve.conftest import Running
 from tests.serve.test_gate import read_answers
@@ -44,6 +46,25 @@ def test_head_and_body_are_one_write(wire: Any) -> None:
     assert wire.writes == [HEAD + b"body"]
     answer.write(b"more of it")  # of a body that comes in pieces
     assert wire.writes[1:] == [b"more of it"]
+
+
+def test_the_server_answers_in_one_write(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Watched(_HeadWithBody):
+        def __init__(self, transport: Any) -> None:
+            writes: list[bytes] = []
+            answers.append(writes)
+
+            def write(data: bytes) -> None:
+                writes.append(data)
+                transport.write(data)
+
+            super().__init__(SimpleNamespace(write=write))  # type: ignore[arg-type]
+
+    answers: list[list[bytes]] = []
+    monkeypatch.setattr(connection, "_HeadWithBody", Watched)
+    body = server.post("/embed", {"inputs": ["a text"]}).content
+    assert len(answers) == 1
+    assert [written.partition(b"\r\n\r\n")[2] for written in answers[0]] == [body]
 
 
 def test_an_empty_body_sends_the_head(wire: Any) -> None:
