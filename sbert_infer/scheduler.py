@@ -226,9 +226,9 @@ class Scheduler:
         if queued + tokens > most:
             wait = _RETRY_S if speed is None else (queued + tokens - most) / speed
             raise OverloadedError(f"the queue is full: {queued} of {most} tokens, and {tokens} more", wait)
-        # Nothing ahead: let it try, however slow the last batch was. Speeds may change.
+        # Hardly anything ahead: let it try, however slow the last batches were. Speeds may change.
         ahead = self._tokens_ahead(tokens)
-        if speed is None or not ahead:
+        if speed is None or ahead < self.limits.half_round(0):
             return
         wait, patience = ahead / speed, self.limits.max_wait_s
         if wait > patience and self.requests >= _PATIENT:
@@ -295,8 +295,9 @@ class Scheduler:
         """A batch has run. Gives the requests of which nothing is left to do; none if the batch was abandoned."""
         if not self.abandon(work):
             return []
-        # What comes out while more waits, whatever takes the time: that is the speed under load, which is what matters.
-        if self._round or self._ages or self._arrivals:
+        # What comes out while a full batch waits, whatever takes the time: that is the speed under load, which is what
+        # matters. Small batches of a few callers would make it seem much less, and large requests not worth a try.
+        if self.queued_tokens - self.reserved_tokens >= self.limits.max_batch_tokens:
             self._done_tokens = work.tokens + (1 - _NEWEST) * self._done_tokens
             self._done_s = now - self._mark + (1 - _NEWEST) * self._done_s
         self._mark = now

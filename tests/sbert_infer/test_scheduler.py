@@ -381,11 +381,28 @@ def test_what_can_not_be_done_in_time_is_refused_at_once() -> None:
     scheduler.check(10, 1.0 + need / 4, 1.0)  # a small one does not have to wait for all of that
 
 
-def test_with_nothing_ahead_any_deadline_is_tried() -> None:
+def test_with_hardly_anything_ahead_any_deadline_is_tried() -> None:
     scheduler = loaded(0)
+    with pytest.raises(OverloadedError):
+        scheduler.check(100_000, 31.0, 1.0)
     for work in list(scheduler.running):
         scheduler.done(work, 2.0)
     scheduler.check(100_000, 2.001, 2.0)
+    scheduler.add(request(100, arrival=2.0))
+    scheduler.check(100_000, 2.001, 2.0)
+
+
+def test_small_batches_of_a_few_callers_say_nothing_of_the_speed() -> None:
+    scheduler = Scheduler(LIMITS)
+    for number in range(50):  # 3 ms for each batch of 4 tokens: far below what full batches would do
+        while scheduler.requests < 8:
+            scheduler.add(request(4, arrival=number * 0.003))
+        while (work := scheduler.next_batch(number * 0.003)) is not None:
+            assert work.tokens < 100
+        for work in list(scheduler.running):
+            scheduler.done(work, number * 0.003 + 0.003)
+    assert scheduler.tokens_per_s is None
+    scheduler.check(40_000, 30.0, 0.2)
 
 
 def test_hundreds_may_wait_as_long_as_they_like_but_more_may_not() -> None:
