@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from .engine import Engine
 from .errors import EngineError, OverloadedError, TruncationError, warn
 from .scheduler import Limits
 from .sparse import is_sparse, max_batch_texts, sparse_rows
-from .texts import OnTruncate, Text, as_list, as_pairs, as_texts, check_pairs, check_texts
+from .texts import OnTruncate, Side, Text, as_list, as_pairs, as_texts, check_pairs, check_texts
 from .token_vectors import TokenVectors, check_has_tokens, token_vectors
 from .workers import Observe
 
@@ -168,13 +167,19 @@ class AsyncEngine:
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
         on_truncate: OnTruncate | None = None,
+        truncation_side: Side | None = None,
         timeout_s: float | None = None,
     ) -> Encoded:
-        """As `encode`, with the number of tokens and of truncated texts."""
+        """As `encode`, with the number of tokens and of truncated texts.
+
+        `truncation_side` says where long texts are cut, if not where the model was trained to have it.
+        """
         arrival = time.monotonic()
         self._require(ENCODER, "predict_counted")
         prompt = self.engine._resolve_prompt(prompt, prompt_name)
-        options = self._options(arrival, prompt, on_truncate, timeout_s, truncate_dim, normalize_embeddings)
+        options = self._options(
+            arrival, prompt, on_truncate, truncation_side, timeout_s, truncate_dim, normalize_embeddings
+        )
         source, single = as_texts(texts)
         known: list[Text] = list(source)
         check_texts(known)
@@ -188,12 +193,15 @@ class AsyncEngine:
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
         on_truncate: OnTruncate | None = None,
+        truncation_side: Side | None = None,
         timeout_s: float | None = None,
     ) -> Encoded:
         """As `encode_counted`, for texts that this model's own tokenizer has tokenized, special tokens included."""
         arrival = time.monotonic()
         self._require(ENCODER, "predict_counted")
-        options = self._options(arrival, "", on_truncate, timeout_s, truncate_dim, normalize_embeddings)
+        options = self._options(
+            arrival, "", on_truncate, truncation_side, timeout_s, truncate_dim, normalize_embeddings
+        )
         with _Counted(self, len(token_ids), arrival):
             if not len(token_ids):
                 return self._nothing()
@@ -208,6 +216,7 @@ class AsyncEngine:
         prompt: str | None = None,
         *,
         on_truncate: OnTruncate | None = None,
+        truncation_side: Side | None = None,
         timeout_s: float | None = None,
     ) -> Encoded:
         """The scores of pairs of texts as a reranker gives them, before any activation: [pairs, labels].
@@ -216,7 +225,8 @@ class AsyncEngine:
         """
         arrival = time.monotonic()
         self._require(RERANKER, "encode")
-        options = self._options(arrival, self.engine._resolve_prompt(prompt, prompt_name), on_truncate, timeout_s)
+        prompt = self.engine._resolve_prompt(prompt, prompt_name)
+        options = self._options(arrival, prompt, on_truncate, truncation_side, timeout_s)
         items, _ = as_pairs(pairs)
         check_pairs(items)
         return await self._encode([(first, second) for first, second in items], options, arrival)
@@ -228,12 +238,14 @@ class AsyncEngine:
         prompt: str | None = None,
         *,
         on_truncate: OnTruncate | None = None,
+        truncation_side: Side | None = None,
         timeout_s: float | None = None,
     ) -> Encoded:
         """The vectors of a sparse encoder, which are `SparseRows`: see `to_csr`. Raises as `encode` does."""
         arrival = time.monotonic()
         self._require(SPARSE_ENCODER, "encode")
-        options = self._options(arrival, self.engine._resolve_prompt(prompt, prompt_name), on_truncate, timeout_s)
+        prompt = self.engine._resolve_prompt(prompt, prompt_name)
+        options = self._options(arrival, prompt, on_truncate, truncation_side, timeout_s)
         return await self._encode([*as_list(texts, "encode_sparse")], options, arrival)
 
     async def token_vectors(
@@ -243,6 +255,7 @@ class AsyncEngine:
         prompt: str | None = None,
         *,
         on_truncate: OnTruncate | None = None,
+        truncation_side: Side | None = None,
         timeout_s: float | None = None,
         max_tokens: int | None = None,
     ) -> TokenVectors:
@@ -251,19 +264,21 @@ class AsyncEngine:
         self._require(ENCODER, "predict_counted")
         check_has_tokens(self.engine.manifest)
         prompt = self.engine._resolve_prompt(prompt, prompt_name)
-        options = self._options(arrival, prompt, on_truncate, timeout_s)
+        options = self._options(arrival, prompt, on_truncate, truncation_side, timeout_s)
         texts = as_list(texts, "token_vectors")
-        allow = options.on_truncate != "error"
         left = threading.Event()
-        work = partial(
-            token_vectors,
-            self._pipeline,
-            texts,
-            prompt,
-            allow_truncation=allow,
-            max_tokens=max_tokens,
-            is_wanted=lambda: not left.is_set(),
-        )
+
+        def work() -> TokenVectors:
+            return token_vectors(
+                self._pipeline,
+                texts,
+                prompt,
+                tokenizer=self._queue.tokenizers.tokenizer(options.other_side),
+                allow_truncation=options.on_truncate != "error",
+                max_tokens=max_tokens,
+                is_wanted=lambda: not left.is_set(),
+            )
+
         with _Counted(self, len(texts), arrival):
             try:
                 # A thread of its own: those who left keep it busy for no longer than a batch.
@@ -338,6 +353,7 @@ class AsyncEngine:
         arrival: float,
         prompt: str,
         on_truncate: OnTruncate | None,
+        side: Side | None,
         timeout_s: float | None,
         truncate_dim: int | None = None,
         normalize: bool = False,
@@ -348,10 +364,13 @@ class AsyncEngine:
         on_truncate = self.engine.on_truncate if on_truncate is None else on_truncate
         if on_truncate not in ("warn", "error", "ignore"):
             raise ValueError(f"on_truncate must be 'warn', 'error' or 'ignore', got {on_truncate!r}")
+        if side not in (None, "left", "right"):
+            raise ValueError(f"truncation_side must be 'left', 'right' or None, got {side!r}")
         if self._closing:
             raise EngineError("this engine is closed")
         dim = self.engine._resolve_dim(truncate_dim)
-        return CallOptions(prompt, dim, normalize, on_truncate, arrival + timeout_s)
+        other_side = side is not None and side != self.engine.manifest.truncation_side
+        return CallOptions(prompt, dim, normalize, on_truncate, arrival + timeout_s, other_side)
 
     def _require(self, kind: str, right: str) -> None:
         found = self.engine.manifest.kind

@@ -48,6 +48,7 @@ class CallOptions(NamedTuple):
     normalize: bool
     on_truncate: OnTruncate
     deadline: float
+    other_side: bool = False  # whether long texts are cut at the other end than the model's own
 
 
 # Tokenizes texts, of which each original finds its own, if not all differ; raises what the options say. Gives their

@@ -36,7 +36,9 @@ class CallQueue:
         self.workers = Workers(
             self.scheduler, self._pipeline, engine.replace_backend, hang_timeout_s=hang_timeout_s, observe=observe
         )
-        self._tokenizers = TokenizerPool(self._pipeline, include_prompt=engine.manifest.include_prompt)
+        self.tokenizers = TokenizerPool(
+            self._pipeline, engine._tokenizer_of_other_side, include_prompt=engine.manifest.include_prompt
+        )
         self._calls: set[Call] = set()
         self._deadlines = Deadlines(self._calls)
         self._closed = False
@@ -44,17 +46,20 @@ class CallQueue:
     async def encode(self, texts: list[Text], options: CallOptions, arrival: float) -> Encoded:
         """The vectors of at least one text, each with the prompt of the options before it."""
         unique, inverse = unique_texts(texts)
-        if self._tokenizers.is_little(unique, options.prompt):  # whichever worker is free next does it
+        little = not options.other_side and self.tokenizers.is_little(unique, options.prompt)
+        if little:  # whichever worker is free next does it
             return await self._run(unique, inverse, options, arrival)
         with self._reserved(unique, options):
-            tokenized, skip = await self._tokenizers.tokenize(unique, options.prompt, options.deadline)
+            tokenized, skip = await self.tokenizers.tokenize(
+                unique, options.prompt, options.deadline, options.other_side
+            )
         self._check_truncation(tokenized, inverse, options)
         self._observe("tokenize", time.monotonic() - arrival)
         return await self._run(tokenized, inverse, options, arrival, skip)
 
     async def encode_tokens(self, ids: Sequence[Sequence[int]], options: CallOptions, arrival: float) -> Encoded:
         """The vectors of at least one text that is given as ids."""
-        tokenized = await self._tokenizers.check(ids, options.deadline)
+        tokenized = await self.tokenizers.check(ids, options.deadline, options.other_side)
         self._check_truncation(tokenized, None, options)
         return await self._run(tokenized, None, options, arrival)
 
@@ -64,7 +69,7 @@ class CallQueue:
         for call in list(self._calls):
             self._drop(call)
             call.fail(EngineError(CLOSED))
-        await asyncio.to_thread(self._tokenizers.close)
+        await asyncio.to_thread(self.tokenizers.close)
         await asyncio.to_thread(self.workers.stop, max(1.0, until - time.monotonic()))
 
     async def _run(
@@ -103,7 +108,7 @@ class CallQueue:
 
     def _read(self, texts: list[Text], inverse: Indices | None, options: CallOptions) -> tuple[TokenizedTexts, int]:
         """Tokenize a few texts, in a worker that holds the lock: nothing here may wait for anybody."""
-        tokenized, skip = self._tokenizers.tokenize_little(texts, options.prompt)
+        tokenized, skip = self.tokenizers.tokenize_little(texts, options.prompt)
         self._check_truncation(tokenized, inverse, options)
         return tokenized, skip
 

@@ -111,7 +111,7 @@ class Engine:
         self._artifact: Artifact = artifact
         self._options = BackendOptions(device, strict, workers, threads, max_batch_tokens)
         self._pipeline: Pipeline | None = Pipeline(
-            _load_tokenizer(artifact, manifest.max_length),
+            _load_tokenizer(artifact, manifest.max_length, manifest.truncation_side),
             open_backend(artifact, self._options),
             dim=manifest.dim,
             pad_id=manifest.pad_id,
@@ -402,7 +402,7 @@ class Engine:
         limit = self.manifest.max_length
         if not 3 <= value <= limit:
             raise ValueError(f"max_seq_length must be between 3 and the model's limit of {limit}, got {value}")
-        self._open().tokenizer = _load_tokenizer(self._artifact, value)
+        self._open().tokenizer = _load_tokenizer(self._artifact, value, self.manifest.truncation_side)
 
     @property
     def tokenizer(self) -> Any:
@@ -532,6 +532,11 @@ class Engine:
             raise EngineError(f"this engine is closed: {self._artifact.path}")
         return self._pipeline
 
+    def _tokenizer_of_other_side(self) -> Tokenizer:
+        """One that cuts long texts where the model's own does not. Loading it takes a moment."""
+        other = "left" if self.manifest.truncation_side == "right" else "right"
+        return _load_tokenizer(self._artifact, self.max_seq_length, other)
+
     def _first_prompt(self, *names: str) -> str | None:
         return next((name for name in names if name in self.prompts), None)
 
@@ -564,13 +569,11 @@ class EvaluationMetrics:
         self.metrics.update(metrics)
 
 
-def _load_tokenizer(artifact: Artifact, max_length: int) -> Tokenizer:
+def _load_tokenizer(artifact: Artifact, max_length: int, side: str) -> Tokenizer:
     try:
         manifest = artifact.manifest
         if manifest.kind == RERANKER:
-            return PairTokenizer(
-                artifact.tokenizer_json, max_length, manifest.truncation_side, token_types=manifest.token_types
-            )
-        return Tokenizer(artifact.tokenizer_json, max_length, manifest.truncation_side)
+            return PairTokenizer(artifact.tokenizer_json, max_length, side, token_types=manifest.token_types)
+        return Tokenizer(artifact.tokenizer_json, max_length, side)
     except Exception as error:  # tokenizers raises nothing more precise
         raise ArtifactError(f"{artifact.path}: the installed tokenizers can't read its tokenizer: {error}") from error

@@ -10,6 +10,7 @@ import numpy as np
 __all__ = [
     "OnTruncate",
     "Pair",
+    "Side",
     "Text",
     "as_list",
     "as_pairs",
@@ -25,6 +26,7 @@ Pair = tuple[str, str]  # that a reranker scores
 Text = str | Pair  # what makes one row of a batch
 
 OnTruncate = Literal["warn", "error", "ignore"]  # what to do about a text that is longer than the model's limit
+Side = Literal["left", "right"]  # where such a text is cut
 
 
 def as_texts(inputs: Any) -> tuple[Iterable[str], bool]:

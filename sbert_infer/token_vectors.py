@@ -15,7 +15,7 @@ from .artifact import MULTI_VECTOR, TOKENS, Manifest
 from .errors import EngineError, TextError, TruncationError
 from .pipeline import Pipeline
 from .planner import Batch, plan_batches
-from .tokenizer import TokenizedTexts
+from .tokenizer import TokenizedTexts, Tokenizer
 
 __all__ = ["TokenVectors", "check_has_tokens", "run_batches", "run_tokens", "token_vectors"]
 
@@ -47,12 +47,16 @@ def token_vectors(
     texts: Sequence[str],
     prompt: str,
     *,
+    tokenizer: Tokenizer | None = None,
     allow_truncation: bool,
     max_tokens: int | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> TokenVectors:
-    """The vectors of the tokens of `texts`, with `prompt` before each, in order. More than `max_tokens` are refused."""
-    tokenized = pipeline.tokenizer([prompt + text for text in texts])
+    """The vectors of the tokens of `texts`, with `prompt` before each, in order. More than `max_tokens` are refused.
+
+    `tokenizer` is the pipeline's own by default.
+    """
+    tokenized = (tokenizer or pipeline.tokenizer)([prompt + text for text in texts])
     if not allow_truncation and tokenized.truncated.any():
         first, limit = int(tokenized.truncated.argmax()), pipeline.tokenizer.max_length
         raise TruncationError(f"text {first} has more than {limit} tokens; shorten it or set on_truncate")

@@ -14,7 +14,7 @@ from .call import CLOSED, within
 from .errors import EngineError
 from .pipeline import Pipeline
 from .texts import Text, characters, prepend
-from .tokenizer import TokenizedTexts
+from .tokenizer import TokenizedTexts, Tokenizer
 
 __all__ = ["TokenizerPool"]
 
@@ -31,12 +31,17 @@ _PROMPTS = 64  # whose lengths are kept
 
 
 class TokenizerPool:
-    """Threads that run the tokenizer of a pipeline."""
+    """Threads that run the tokenizer of a pipeline, or another one, which cuts long texts at their other side."""
 
-    def __init__(self, pipeline: Pipeline, *, include_prompt: bool) -> None:
+    def __init__(self, pipeline: Pipeline, other_side: Callable[[], Tokenizer], *, include_prompt: bool) -> None:
         self._pipeline, self._include_prompt = pipeline, include_prompt
+        self._other_side = lru_cache(maxsize=1)(other_side)  # few ask for it
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sbert-infer-tokenizer")
         self._prompt_length = lru_cache(maxsize=_PROMPTS)(pipeline.tokenizer.prompt_length)
+
+    def tokenizer(self, other_side: bool) -> Tokenizer:
+        """The pipeline's own or the other one, which takes a moment the first time: for other threads."""
+        return self._other_side() if other_side else self._pipeline.tokenizer
 
     def is_little(self, texts: Sequence[Text], prompt: str) -> bool:
         """Whether these are so few that no thread of the pool is needed: `tokenize_little` is for any thread."""
@@ -46,27 +51,31 @@ class TokenizerPool:
         """As `tokenize`, at once."""
         return self._tokenize(texts, prompt), self._left_out(prompt)
 
-    async def tokenize(self, texts: Sequence[Text], prompt: str, deadline: float) -> tuple[TokenizedTexts, int]:
+    async def tokenize(
+        self, texts: Sequence[Text], prompt: str, deadline: float, other_side: bool = False
+    ) -> tuple[TokenizedTexts, int]:
         """The tokens of `texts`, with `prompt` before each, and how many of them pooling leaves out."""
         skip = await self._run(deadline, self._left_out, prompt) if prompt else 0
         pieces = [
-            await self._run(deadline, self._tokenize, texts[start : start + _PIECE_TEXTS], prompt)
+            await self._run(deadline, self._tokenize, texts[start : start + _PIECE_TEXTS], prompt, other_side)
             for start in range(0, len(texts), _PIECE_TEXTS)
         ]
         return TokenizedTexts.joined((piece, np.arange(len(piece.lengths))) for piece in pieces), skip
 
-    async def check(self, token_ids: Sequence[Sequence[int]], deadline: float) -> TokenizedTexts:
+    async def check(
+        self, token_ids: Sequence[Sequence[int]], deadline: float, other_side: bool = False
+    ) -> TokenizedTexts:
         """Texts that were tokenized elsewhere."""
-        if sum(map(len, token_ids)) <= _FEW_CHARACTERS:
+        if sum(map(len, token_ids)) <= _FEW_CHARACTERS and not other_side:
             return self._pipeline.tokenizer.tokenized(token_ids)
-        return await self._run(deadline, self._pipeline.tokenizer.tokenized, token_ids)
+        return await self._run(deadline, lambda: self.tokenizer(other_side).tokenized(token_ids))
 
     def close(self) -> None:
         """Take no more pieces, and wait for those that were."""
         self._threads.shutdown()
 
-    def _tokenize(self, texts: Sequence[Text], prompt: str) -> TokenizedTexts:
-        return _without_panic(self._pipeline.tokenizer, prepend(prompt, texts) if prompt else texts)
+    def _tokenize(self, texts: Sequence[Text], prompt: str, other_side: bool = False) -> TokenizedTexts:
+        return _without_panic(self.tokenizer(other_side), prepend(prompt, texts) if prompt else texts)
 
     def _left_out(self, prompt: str) -> int:
         return _without_panic(self._prompt_length, prompt) if prompt and not self._include_prompt else 0

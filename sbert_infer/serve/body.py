@@ -28,6 +28,10 @@ _SLOWEST_BYTES_PER_S = 16 * 2**10
 DRAIN_S = 2.0  # for the rest of a body that nobody wants
 _PIECE_BYTES = 2**20  # to decompress in one go
 _MAX_QUOTES = 2 * (MAX_INPUTS + 100)  # that are not escaped: of all inputs, and of all fields
+# A high one without its low one, or the reverse.
+_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
+)
 _JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;|$)", re.IGNORECASE)
 
 
@@ -101,6 +105,8 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -
 
 def decode(body: bytes, wanted: type[Wanted]) -> Wanted:
     """What a JSON body says, or a problem that names the field."""
+    if not body.strip():
+        raise Problem("invalid_json", "the body is empty: send JSON")
     if body.count(b'"') - body.count(b'\\"') > _MAX_QUOTES:  # before millions of strings are made
         raise Problem("too_many_inputs", f"at most {MAX_INPUTS} inputs in a request")
     try:
@@ -112,8 +118,11 @@ def decode(body: bytes, wanted: type[Wanted]) -> Wanted:
             code = "empty_input"
         elif "`array` of length <=" in message:
             code = "too_many_inputs"
-        raise Problem(code, message.replace("$.", ""), param=_field(message)) from None
+        message = message.replace("$.", "").replace("`float` >= 1.0", "a whole number of at least 1")
+        raise Problem(code, message, param=_field(str(error))) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if _SURROGATE.search(body):
+            raise Problem("invalid_json", "the body has half of a character: a lone surrogate, \\ud800 say") from None
         raise Problem("invalid_json", f"the body is not JSON: {error}") from None
     except RecursionError:
         raise Problem("invalid_json", "the body is nested too deeply") from None

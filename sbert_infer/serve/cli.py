@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,30 @@ Open http://127.0.0.1:8080 to see it work. Every option is also an environment v
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120, "auto_envvar_prefix": "SBERT_SERVE"}
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _COUNT = click.IntRange(min=1)
-_SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+class _Finite(click.FloatRange):
+    """Neither NaN nor infinity, which are in no range but pass for it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no number that can be counted to", param, ctx)
+        return number
+
+
+class _Origin(click.ParamType[str]):
+    """What a browser sends as `Origin`, or * for all."""
+
+    name = "origin"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", value):
+            self.fail(f"{value!r} is no origin such as https://example.org or http://localhost:3000", param, ctx)
+        return str(value)
+
+
+_SECONDS = _Finite(min=0, min_open=True)
 
 
 @click.command("sbert-serve", epilog=EXAMPLES, context_settings=_CONTEXT)
@@ -42,12 +67,20 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option("--api-key-file", type=_FILE, help="Keys that clients must send, one a line. [none: anybody may ask]")
 @click.option("--tls-cert", type=_FILE, help="Certificate chain (PEM), for https.")
 @click.option("--tls-key", type=_FILE, help="Its private key (PEM).")
-@click.option("--cors-origin", "cors_origins", multiple=True, metavar="ORIGIN", help="Websites whose pages may ask.")
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    type=_Origin(),
+    multiple=True,
+    metavar="ORIGIN",
+    envvar=["SBERT_SERVE_CORS_ORIGIN", "SBERT_SERVE_CORS_ORIGINS"],
+    help="Websites whose pages may ask.",
+)
 @click.option("--max-batch-tokens", type=_COUNT, metavar="N", help="Tokens that run together. [the backend's best]")
 @click.option("--max-queue-tokens", type=_COUNT, default=2**20, show_default=True, help="Tokens that may wait.")
 @click.option(
     "--max-delay-ms",
-    type=click.FloatRange(min=0),
+    type=_Finite(min=0),
     default=2.0,
     show_default=True,
     help="How long a batch that is not full waits for more while others run.",
@@ -69,7 +102,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option("--write-timeout-s", type=_SECONDS, default=60.0, show_default=True, help="Limit for stalled readers.")
 @click.option(
     "--drain-delay-s",
-    type=click.FloatRange(min=0),
+    type=_Finite(min=0),
     default=0.0,
     show_default=True,
     help="On SIGTERM, go on listening this long while no longer ready.",
@@ -83,6 +116,7 @@ def main(models: tuple[str, ...], api_key_file: Path | None, **options: Any) -> 
         server_type, logging_to_stderr, read_keys = _import_server()
         if (options["tls_cert"] is None) != (options["tls_key"] is None):
             raise ValueError("--tls-cert and --tls-key go together")
+        _check_environment()
         keys = [*(read_keys(api_key_file) if api_key_file else []), *_key_from_environment()]
         settings = Settings(models=tuple(map(ModelFile.parse, models)), keys=tuple(keys), **options)
         server = server_type(settings)
@@ -107,10 +141,15 @@ def _import_server() -> tuple[Any, Any, Any]:
     return Server, logging_to_stderr, read_keys
 
 
+def _check_environment() -> None:
+    """An empty variable counts as none, which for keys would mean that anybody may ask."""
+    for name in ("SBERT_SERVE_API_KEY", "SBERT_SERVE_API_KEY_FILE"):
+        if name in os.environ and not os.environ[name].strip():
+            raise ValueError(f"{name} is set, but empty: set it to a key or a file of keys, or unset it")
+
+
 def _key_from_environment() -> list[str]:
     key = os.environ.get("SBERT_SERVE_API_KEY")
-    if key is not None and not key.strip():
-        raise ValueError("SBERT_SERVE_API_KEY is set, but empty: set a key, or unset it")
     return [] if key is None else [key.strip()]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -64,12 +65,33 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Some bytes of a request. Counted here, since the parser tells of a header only when it has all of it."""
         self._header_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
         if self._header_timer is None and self._waits_for_client():  # mostly headers come in one piece
             self._expect_headers()
         if self._header_bytes > _MAX_HEADER_BYTES and not self.transport.is_closing():
             message = f"the headers have more than {_MAX_HEADER_BYTES} bytes"
             self._end(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message, "Validation")
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # To HTTP/2, say, as Java's clients ask. The parser leaves out the body of such a request, so it gets a
+            # new one that does not know of the wish, which a server may ignore.
+            again = self._without_upgrade() + data[upgrade.args[0] :]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+            self._feed(again)
+        except httptools.HttpParserError:
+            self._end(HTTPStatus.BAD_REQUEST, "this is not HTTP", "Validation")
+
+    def _without_upgrade(self) -> bytes:
+        """The head of the request that has come, with no wish for another protocol."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
@@ -84,6 +106,9 @@ class Connection(HttpToolsProtocol):
         self._header_bytes = 0
         self._in_headers = False
         self._expect_no_headers()
+        self._refusal, self._passes_on = None, False
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            return  # it comes again
         self._refusal = self._refusal_in_advance()
         self._passes_on = self._refusal is None and not self.transport.is_closing()
         if self._passes_on:

@@ -9,14 +9,16 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from ..call import Encoded
+from ..texts import Side
 from ..token_vectors import TokenVectors
 from .body import decode, while_connected
 from .model import EncodeOptions, Model
 from .problems import Problem
 from .settings import MAX_INPUTS
 from .watch import record_of
+from .wire import Direction
 
-__all__ = ["Inputs", "check_sizes", "decode_inputs", "encode", "truncation_headers", "whole"]
+__all__ = ["Inputs", "check_sizes", "decode_inputs", "encode", "side_of", "truncation_headers", "whole"]
 
 Inputs = str | Sequence[str] | Sequence[int | list[int]]
 Texts = TypeVar("Texts")
@@ -31,7 +33,7 @@ _REFUSED = (
 # tokenizer takes 100 bytes and 2 microseconds for each.
 _MAX_CHARACTERS = 2**20
 # Where a number is the first input, or the first in it. In a text, the quotes would be escaped.
-_IDS = re.compile(rb'"inputs?"\s*:\s*\[\s*(\[\s*)?-?\d')
+_IDS = re.compile(rb'"inputs?"\s*:\s*\[(\s*\[\s*\]\s*,)*\s*(\[\s*)?-?\d')
 
 
 def decode_inputs(body: bytes, texts: type[Texts], ids: type[Ids], allow_token_ids: bool) -> Texts | Ids:
@@ -75,6 +77,13 @@ def truncation_headers(encoded: Encoded | TokenVectors) -> dict[str, str]:
 def whole(number: float | None) -> int | None:
     """A whole number, which JSON may have as 64.0."""
     return None if number is None else int(number)
+
+
+def side_of(direction: Direction | None) -> Side | None:
+    """Where to cut long texts, in the engine's words."""
+    if direction is None:
+        return None
+    return "left" if direction.lower() == "left" else "right"
 
 
 def check_sizes(texts: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from ..artifact import ENCODER, RERANKER, SPARSE_ENCODER, TOKENS
 from ..async_engine import AsyncEngine, AsyncStats
 from ..call import Encoded
 from ..daemon_thread import in_daemon_thread
-from ..texts import Pair
+from ..texts import OnTruncate, Pair, Side
 from ..token_vectors import TokenVectors
 from ..workers import Observe
 from .problems import Problem
@@ -33,6 +33,7 @@ _KINDS = {
     SPARSE_ENCODER: "a sparse encoder: use /embed_sparse",
 }
 _CLOSE_S = 2.0  # for what has ended to be freed
+_WARM_S = 600.0  # for the first texts, however little a request may get
 
 # In the answer to one request for token vectors: some 50 MB of JSON.
 _MAX_TOKEN_NUMBERS = 2**22
@@ -45,6 +46,12 @@ class EncodeOptions(NamedTuple):
     truncate: bool
     dimensions: int | None = None
     prompt_name: str | None = None
+    side: Side | None = None  # where long texts are cut, if not where the model has it
+
+    @property
+    def on_truncate(self) -> OnTruncate:
+        """In the engine's words."""
+        return "ignore" if self.truncate else "error"
 
 
 class Model:
@@ -109,7 +116,8 @@ class Model:
                 options.prompt_name,
                 normalize_embeddings=options.normalize,
                 truncate_dim=options.dimensions,
-                on_truncate="ignore" if options.truncate else "error",
+                on_truncate=options.on_truncate,
+                truncation_side=options.side,
             )
 
     async def encode_tokens(self, ids: Sequence[Sequence[int]], options: EncodeOptions) -> Encoded:
@@ -120,7 +128,8 @@ class Model:
                 ids,
                 normalize_embeddings=options.normalize,
                 truncate_dim=options.dimensions,
-                on_truncate="ignore" if options.truncate else "error",
+                on_truncate=options.on_truncate,
+                truncation_side=options.side,
             )
 
     async def token_vectors(self, texts: Sequence[str], options: EncodeOptions) -> TokenVectors:
@@ -136,7 +145,8 @@ class Model:
             return await self.engine.token_vectors(
                 texts,
                 options.prompt_name,
-                on_truncate="ignore" if options.truncate else "error",
+                on_truncate=options.on_truncate,
+                truncation_side=options.side,
                 max_tokens=_MAX_TOKEN_NUMBERS // manifest.dim,
             )
 
@@ -145,14 +155,16 @@ class Model:
         self.require(SPARSE_ENCODER)
         with _plain_problems:
             return await self.engine.encode_sparse(
-                texts, options.prompt_name, on_truncate="ignore" if options.truncate else "error"
+                texts, options.prompt_name, on_truncate=options.on_truncate, truncation_side=options.side
             )
 
-    async def predict(self, pairs: Sequence[Pair], *, truncate: bool) -> Encoded:
+    async def predict(self, pairs: Sequence[Pair], options: EncodeOptions) -> Encoded:
         """The scores of pairs, before any activation. As in `encode`, no await before the engine has the call."""
         self.require(RERANKER)
         with _plain_problems:
-            return await self.engine.predict_counted(pairs, on_truncate="ignore" if truncate else "error")
+            return await self.engine.predict_counted(
+                pairs, on_truncate=options.on_truncate, truncation_side=options.side
+            )
 
     @property
     def kind(self) -> str:
@@ -169,21 +181,10 @@ class Model:
         if self.kind != kind:
             raise Problem("not_supported", f"model {self.name} is {_KINDS[self.kind]}")
 
-    def check_direction(self, direction: str | None) -> None:
-        """Refuse to cut texts at the other end than the model does."""
-        if direction is not None and direction.lower() != self.truncation_side:
-            message = f"truncation_direction must be {self.truncation_side!r} with model {self.name}, or left out"
-            raise Problem("invalid_request", message)
-
     @property
     def similarity(self) -> str:
         """How its vectors are to be compared."""
         return self.engine.engine.similarity_fn_name
-
-    @property
-    def truncation_side(self) -> str:
-        """Where long texts are cut."""
-        return self.engine.engine.manifest.truncation_side
 
     @property
     def tokenizer(self) -> tokenizers.Tokenizer:
@@ -248,6 +249,10 @@ class Model:
         # Opening a plan may take minutes, which nobody should have to wait for at the end.
         engine = await asyncio.wrap_future(in_daemon_thread("sbert-serve-open", open_engine))
         try:
+            longest = engine.engine.manifest.max_length
+            if settings.max_queue_tokens < longest:
+                room = f"--max-queue-tokens {settings.max_queue_tokens}"
+                raise ValueError(f"{room} is less than the {longest} tokens that a text of {self.name} may have")
             for _ in range(2):  # a second lone text opens the session that lone texts use
                 await _run_once(engine)
         except BaseException:
@@ -266,12 +271,13 @@ class Model:
 
 async def _run_once(engine: AsyncEngine) -> None:
     """Something ordinary, to see that the model runs."""
-    if engine.engine.manifest.kind == RERANKER:
-        await engine.predict_counted([("An ordinary question?", "An ordinary answer.")], on_truncate="ignore")
-    elif engine.engine.manifest.kind == SPARSE_ENCODER:
-        await engine.encode_sparse(["An ordinary sentence, to see that the model runs."], on_truncate="ignore")
+    text, kind = "An ordinary sentence, to see that the model runs.", engine.engine.manifest.kind
+    if kind == RERANKER:
+        await engine.predict_counted([("An ordinary question?", text)], on_truncate="ignore", timeout_s=_WARM_S)
+    elif kind == SPARSE_ENCODER:
+        await engine.encode_sparse([text], on_truncate="ignore", timeout_s=_WARM_S)
     else:
-        await engine.encode("An ordinary sentence, to see that the model runs.", on_truncate="ignore")
+        await engine.encode(text, on_truncate="ignore", timeout_s=_WARM_S)
 
 
 class _PlainProblems:

@@ -41,12 +41,10 @@ class Models:
         """Which values of a request's fields have a meaning here, in words of JSON schema."""
         prompts = {name for model in self._models for name in model.engine.engine.prompts}
         dim = max(model.engine.engine.manifest.dim for model in self._models)
-        sides = {model.truncation_side for model in self._models}
         return {
             "model": {} if self._any_name else {"enum": [*self._by_name, None]},
             "prompt_name": {"enum": [*sorted(prompts), None]},
             "dimensions": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": dim}, {"type": "null"}]},
-            "truncation_direction": {"enum": [*sorted(sides | {side.capitalize() for side in sides}), None]},
         }
 
     @property

@@ -93,10 +93,9 @@ def respond(problem: Problem, path: str) -> Response:
 def problem_of(error: SbertInferError) -> Problem:
     """What a client may know of an engine's error. Reasons that come from a native library stay in the log."""
     if isinstance(error, TruncationError):
-        message = (
-            f"input {_index(error)} is longer than the model's limit: {_limit(error)}shorten it, or ask to truncate"
-        )
-        return Problem("context_length_exceeded", message, param="input")
+        what = f"input {_index(error)} is longer than the model's limit: {_limit(error)}shorten it"
+        advice = "or have it cut, with \"truncate\": true on TEI's routes or the server's --auto-truncate"
+        return Problem("context_length_exceeded", f"{what}, {advice}", param="input")
     if isinstance(error, TextError):
         reason = "gives NaN or infinity for" if "NaN" in str(error) else "fails on"
         return Problem("text_failed", f"the model {reason} input {_index(error)}: leave it out", param="input")

@@ -15,8 +15,8 @@ from ..reranker import activate, softmax
 from ..texts import Pair
 from .answers import as_numbers, json_response
 from .body import decode, read_body, while_connected
-from .encoding import check_sizes, truncation_headers
-from .model import Model
+from .encoding import check_sizes, side_of, truncation_headers
+from .model import EncodeOptions, Model
 from .models import Models
 from .operation import RUNS, Operation
 from .problems import Problem
@@ -109,12 +109,12 @@ class Reranking:
     ) -> Encoded:
         """The scores before the activation, [pairs, labels]. The work is dropped if the client leaves."""
         model.require(RERANKER)
-        model.check_direction(asked.truncation_direction)
         record = record_of(request)
         record.texts = len(pairs)
         check_sizes([max(pair, key=len) for pair in pairs])
         truncate = self._settings.auto_truncate if asked.truncate is None else asked.truncate
-        scored = await while_connected(request, model.predict(pairs, truncate=truncate))
+        options = EncodeOptions(normalize=False, truncate=truncate, side=side_of(asked.truncation_direction))
+        scored = await while_connected(request, model.predict(pairs, options))
         record.tokens = scored.tokens
         return scored
 

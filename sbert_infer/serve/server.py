@@ -13,7 +13,6 @@ import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 
 import uvicorn
@@ -82,7 +81,8 @@ class Server:
         self._handle_signals()
         await self.models.open()
         self.metrics.watch(self.models)
-        self._uvicorn = _Uvicorn(_config(self), lambda: self._announce(listener))
+        config = _config(self)
+        self._uvicorn = _Uvicorn(config, self.settings.read_timeout_s, lambda: self._announce(listener))
         if self._stopping is not None and self._stopping.done():
             self._uvicorn.should_exit = True  # it was told to stop while the models were opened
         gc.freeze()  # what is there now stays: looking through it again and again took 5 % of the event loop's time
@@ -132,12 +132,18 @@ class Server:
 class _Uvicorn(uvicorn.Server):
     """Uvicorn, with signals left to us: it would end the process by the signal, after a clean shutdown."""
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], object]) -> None:
+    def __init__(self, config: uvicorn.Config, handshake_s: float, on_started: Callable[[], object]) -> None:
         super().__init__(config)
-        self._on_started = on_started
+        self._handshake_s, self._on_started = handshake_s, on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """As uvicorn does, which would wait for a minute for a handshake."""
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(self._protocol, sock=listener, backlog=self.config.backlog, **self._tls())
+            for listener in sockets or []
+        ]
+        self.started = True
         self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -145,15 +151,21 @@ class _Uvicorn(uvicorn.Server):
         waiting = [connection for listener in sockets or [] for connection in _accept_all(listener)]
         for server in self.servers:
             server.close()
-        loop, config = asyncio.get_running_loop(), self.config
-        protocol = partial(config.http_protocol_class, config, self.server_state, {})  # type: ignore[call-arg]
+        loop = asyncio.get_running_loop()
         welcomes = [
-            asyncio.ensure_future(loop.connect_accepted_socket(protocol, connection, ssl=config.ssl))
+            asyncio.ensure_future(loop.connect_accepted_socket(self._protocol, connection, **self._tls()))
             for connection in waiting
         ]
         if welcomes:
             await asyncio.wait(welcomes, timeout=_HANDSHAKE_S)
         await super().shutdown(sockets)
+
+    def _tls(self) -> dict[str, Any]:
+        context = self.config.ssl
+        return {} if context is None else {"ssl": context, "ssl_handshake_timeout": self._handshake_s}
+
+    def _protocol(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(self.config, self.server_state, {})  # type: ignore[call-arg]
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -168,7 +180,7 @@ def _check_tls(settings: Settings) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
     except ssl.SSLError as error:
         files = f"{settings.tls_cert} and {settings.tls_key}"
-        raise ValueError(f"{files} are no certificate with its key in PEM form: {error.reason}") from None
+        raise ValueError(f"{files} are no certificate with its key in PEM form: {error.reason or error}") from None
 
 
 def _allow_files(wanted: int) -> None:

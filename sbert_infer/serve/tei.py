@@ -16,7 +16,7 @@ from ..similarity import similarity
 from .answers import as_numbers, json_array, json_response
 from .body import decode, read_body, while_connected
 from .cards import card_of
-from .encoding import check_sizes, decode_inputs, encode, truncation_headers, whole
+from .encoding import check_sizes, decode_inputs, encode, side_of, truncation_headers, whole
 from .model import EncodeOptions, Model
 from .models import Models
 from .operation import READS, RUNS, Operation
@@ -212,8 +212,7 @@ class Tei:
         dimensions: int | None = None,
     ) -> EncodeOptions:
         truncate = self._settings.auto_truncate if asked.truncate is None else asked.truncate
-        model.check_direction(asked.truncation_direction)
-        return EncodeOptions(normalize, truncate, dimensions, asked.prompt_name)
+        return EncodeOptions(normalize, truncate, dimensions, asked.prompt_name, side_of(asked.truncation_direction))
 
 
 def _model_type(model: Model) -> dict[str, dict[str, Any]]:

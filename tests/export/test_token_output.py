@@ -94,6 +94,8 @@ def test_token_vectors_over_http(exported: tuple[Path, Path]) -> None:
     try:
         answer = running.post("/embed_all", {"inputs": TEXTS, "truncate": True})
         refused = running.post("/embed_all", {"inputs": ["short", "long " * 99]})
+        ask = {"inputs": [TEXTS[0] + " long" * 99], "truncate": True, "truncation_direction": "left"}
+        end = running.post("/embed_all", ask).json()[0]
     finally:
         running.stop()
     with Engine(path, on_truncate="ignore") as engine:
@@ -101,6 +103,8 @@ def test_token_vectors_over_http(exported: tuple[Path, Path]) -> None:
     assert answer.status_code == 200
     for found, right in zip(answer.json(), expected, strict=True):
         assert_close(np.array(found, np.float32), right, 1e-6)
+        same = engine.encode(" long" * 99, prompt="", output_value="token_embeddings")
+    assert_close(np.array(end, np.float32), same, 1e-6)
     assert refused.status_code == 413
     assert "input 1 is longer than the model's limit: it has more than 24 tokens" in refused.json()["error"]
 

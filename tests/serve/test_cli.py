@@ -49,6 +49,35 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     assert "PATH or NAME=PATH" in error_of("name=")
 
 
+@pytest.mark.parametrize("name", ["SBERT_SERVE_API_KEY", "SBERT_SERVE_API_KEY_FILE"])
+def test_an_empty_variable_does_not_turn_keys_off(name: str) -> None:
+    result = invoke("x.onnx", **{name: " " if name == "SBERT_SERVE_API_KEY" else ""})
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {name} is set, but empty")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--drain-s", "nan"), "'--drain-s'"),
+        (("--drain-s", "inf"), "'--drain-s'"),
+        (("--max-delay-ms", "inf"), "'--max-delay-ms'"),
+        (("--timeout-s", "0"), "'--timeout-s'"),
+        (("--cors-origin", "example.org"), "'example.org' is no origin such as https://"),
+        (("--cors-origin", "https://example.org/"), "'https://example.org/' is no origin"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(arguments: tuple[str, ...], message: str) -> None:
+    result = invoke("x.onnx", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_a_queue_that_holds_no_text(served_onnx: Path) -> None:
+    message = error_of(str(served_onnx), "--port", "0", "--max-queue-tokens", "5")
+    assert message.startswith("error: --max-queue-tokens 5 is less than the ")
+
+
 def test_an_address_that_is_taken(served_onnx: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -56,7 +85,8 @@ def test_an_address_that_is_taken(served_onnx: Path) -> None:
     assert error_of(str(served_onnx), "--host", "no.such.host.invalid").startswith("error: no.such.host.invalid")
 
 
-def test_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("plural", ["", "S"])
+def test_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, plural: str) -> None:
     seen: list[Settings] = []
 
     class Seen:
@@ -70,7 +100,7 @@ def test_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
         "SBERT_SERVE_MODELS": "a=x.onnx y.onnx",
         "SBERT_SERVE_PORT": "9000",
         "SBERT_SERVE_LOG_JSON": "1",
-        "SBERT_SERVE_CORS_ORIGINS": "https://a.example https://b.example",
+        f"SBERT_SERVE_CORS_ORIGIN{plural}": "https://a.example https://b.example",
         "SBERT_SERVE_API_KEY": "k",
     }
     result = invoke("--timeout-s", "5", **environment)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,5 +117,22 @@ def test_head_expect_and_get_on_one_connection(server: Running) -> None:
         ((answer, vectors),) = read_answers(connection, 1)
         assert answer.startswith(b"HTTP/1.1 200 ")
         assert vectors.startswith(b"[[")
+        wish = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
+        upgrade = ask + wish + b"\r\n" + body  # as Java's clients begin
+        connection.sendall(upgrade[:-5])
+        time.sleep(0.05)
+        connection.sendall(upgrade[-5:] + upgrade)
+        assert [found for _, found in read_answers(connection, 2)] == [vectors] * 2
         connection.sendall((ask + b"\r\n" + body) * 3)  # pipelined
         assert [found for _, found in read_answers(connection, 3)] == [vectors] * 3
+
+
+@pytest.mark.parametrize("request_", [b"what is this\r\n\r\n", b"CONNECT example.org:443 HTTP/1.1\r\nhost: x\r\n\r\n"])
+def test_what_is_not_http_is_said_as_everything_is(server: Running, request_: bytes) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(request_)
+        ((head, body),) = read_answers(connection, 1)
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(body) == {"error": "this is not HTTP", "error_type": "Validation"}
+        assert connection.recv(1) == b""

@@ -186,9 +186,12 @@ def test_https(start_process: Start, tmp_path: Path) -> None:
         "subjectAltName=IP:127.0.0.1",
     ]
     subprocess.run(command, check=True, capture_output=True)
-    process = start_process("--tls-cert", str(cert), "--tls-key", str(key))
+    process = start_process("--tls-cert", str(cert), "--tls-key", str(key), "--read-timeout-s", "1")
     url = process.url()
     assert url.startswith("https://")
     context = ssl.create_default_context(cafile=str(cert))
     assert httpx.post(f"{url}/embed", json={"inputs": "a"}, verify=context).status_code == 200
+    host, port = url.removeprefix("https://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as silent:
+        assert silent.recv(1) == b""  # it is not waited for
     assert process.exit() == 0

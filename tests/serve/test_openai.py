@@ -100,12 +100,13 @@ def test_lengths_are_kept_where_they_have_a_meaning(
         ({"input": ["a", 3]}, "invalid_request", "input", "input[1]"),
         ({"input": ["a", None]}, "invalid_request", "input", "input[1]"),
         ({"input": "a", "encoding_format": "int8"}, "invalid_request", "encoding_format", "'int8'"),
-        ({"input": "a", "dimensions": 0}, "invalid_request", "dimensions", ">= 1"),
+        ({"input": "a", "dimensions": 0}, "invalid_request", "dimensions", "Expected a whole number of at least 1"),
         ({"input": "a", "dimensions": 33}, "invalid_request", "dimensions", "at most 32"),
         ({"input": "a", "dimensions": 2.5}, "invalid_request", "dimensions", "multiple of 1"),
         ({"input": "a", "prompt_name": "summary"}, "invalid_request", "prompt_name", "document, query"),
         ({"input": "a", "inputs": "b"}, "invalid_request", "inputs", "unknown field `inputs`"),
         ({"input": ["a", LONG]}, "context_length_exceeded", "input", "input 1 is longer"),
+        ({"input": LONG}, "context_length_exceeded", "input", "the server's --auto-truncate"),
         ([1], "invalid_request", None, "Expected `object`"),
     ],
 )
@@ -116,10 +117,21 @@ def test_it_says_what_is_wrong(server: Running, body: Any, code: str, param: str
     assert message in error["message"]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"input": "\xff"}', b'{"input": "\\ud800 alone"}'])
-def test_what_is_not_json(server: Running, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the body is empty: send JSON"),
+        (b" \n", "the body is empty: send JSON"),
+        (b"{", "the body is not JSON: Input data was truncated"),
+        (b'{"input": "\xff"}', "the body is not JSON: "),
+        (b'{"input": "\\ud800 alone"}', "a lone surrogate"),
+        (b'{"input": "\\udc00 alone"}', "a lone surrogate"),
+        (b'{"input": "\\ud83d\\ude42"', "the body is not JSON: Input data was truncated"),
+    ],
+)
+def test_what_is_not_json(server: Running, content: bytes, message: str) -> None:
     response = server.client.post("/v1/embeddings", content=content, headers={"content-type": "application/json"})
-    assert "JSON" in error_in(response, 400, "invalid_json")["message"]
+    assert message in error_in(response, 400, "invalid_json")["message"]
 
 
 def test_deep_nesting_is_just_wrong(server: Running) -> None:

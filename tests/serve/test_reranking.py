@@ -112,7 +112,7 @@ def test_predict(server: Running, classifier_onnx: Path, raw: bool) -> None:
         ("/rerank", {"query": QUERY, "texts": []}, 400, "length >= 1"),
         ("/rerank", {"query": QUERY, "texts": [QUERY, LONG]}, 413, "input 1 is longer than the model's limit"),
         ("/rerank", {"query": QUERY, "texts": [1]}, 422, "texts"),
-        ("/rerank", {"query": QUERY, "texts": TEXTS, "truncation_direction": "left"}, 422, "must be 'right'"),
+        ("/rerank", {"query": QUERY, "texts": TEXTS, "truncation_direction": "up"}, 422, "truncation_direction"),
         ("/predict", {"inputs": [[QUERY, "a"], [QUERY]]}, 422, "input 1 must be two texts"),
         ("/predict", {"inputs": [QUERY, "a", "b"]}, 422, "input 0 must be two texts"),
     ],

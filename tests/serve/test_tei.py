@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from huggingface_hub import InferenceClient
+from tokenizers import Tokenizer
 
 from sbert_infer import Engine
 from tests.serve.conftest import Running
@@ -49,6 +50,18 @@ def test_options(server: Running, engine: Engine) -> None:
     np.testing.assert_allclose(cut, unit(engine, [LONG, LONG]), atol=1e-6)
 
 
+@pytest.mark.parametrize("direction", ["left", "Left", "right"])
+def test_long_texts_are_cut_where_asked(server: Running, engine: Engine, direction: str) -> None:
+    text = f"the beginning {LONG} and the end"
+    tokenizer = Tokenizer.from_str(engine.tokenizer.to_str())
+    tokenizer.enable_truncation(engine.max_seq_length, direction=direction.lower())
+    ids = np.array([tokenizer.encode(text).ids])
+    kept = engine._open().backend.run(ids, np.ones_like(ids))
+    found = embed(server, [text, "a short one"], truncate=True, truncation_direction=direction)
+    np.testing.assert_allclose(found[:1], kept / np.linalg.norm(kept), atol=1e-6)
+    np.testing.assert_allclose(found[1:], unit(engine, ["a short one"]), atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "kind", "message"),
     [
@@ -59,7 +72,8 @@ def test_options(server: Running, engine: Engine) -> None:
         ("/embed", {"inputs": ["a", LONG]}, 413, "Validation", "input 1 is longer"),
         ("/embed", {"inputs": 3}, 422, "Validation", "inputs"),
         ("/embed", {"inputs": [[1, 2]]}, 422, "Tokenizer", "--allow-token-ids"),
-        ("/embed", {"inputs": "a", "truncation_direction": "left"}, 422, "Validation", "must be 'right'"),
+        ("/embed", {"inputs": "a", "truncation_direction": "up"}, 422, "Validation", "truncation_direction"),
+        ("/embed", {"inputs": LONG, "truncation_direction": "left"}, 413, "Validation", "input 0 is longer"),
         ("/embed", {"inputs": "a", "parameters": {}}, 422, "Validation", "parameters"),
         ("/embed", {"inputs": "a", "model": "other"}, 404, "Validation", "only: small"),
         ("/embed_all", {"inputs": "a"}, 404, "Backend", "without token outputs"),
