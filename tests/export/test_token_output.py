@@ -100,10 +100,10 @@ def test_token_vectors_over_http(exported: tuple[Path, Path]) -> None:
         running.stop()
     with Engine(path, on_truncate="ignore") as engine:
         expected = engine.encode(TEXTS, prompt="", output_value="token_embeddings")
+        same = engine.encode(" long" * 99, prompt="", output_value="token_embeddings")
     assert answer.status_code == 200
     for found, right in zip(answer.json(), expected, strict=True):
         assert_close(np.array(found, np.float32), right, 1e-6)
-        same = engine.encode(" long" * 99, prompt="", output_value="token_embeddings")
     assert_close(np.array(end, np.float32), same, 1e-6)
     assert refused.status_code == 413
     assert "input 1 is longer than the model's limit: it has more than 24 tokens" in refused.json()["error"]
