@@ -30,6 +30,7 @@ class Turn:
     late_ms: list[float] = field(default_factory=list)  # by which the generator itself sent too late
     errors: Counter[str] = field(default_factory=Counter)
     right: int = 0  # requests with nothing but right vectors
+    right_beside: int = 0  # and of those that watched the recovery: they took their share until the last answer
     right_texts: int = 0
     wrong_texts: int = 0
     generator_cpu_s: float = 0.0
@@ -113,8 +114,8 @@ def summarise(server: str, level: str, turns: Sequence[Turn]) -> LoadRow:
         offered_per_s=float(np.mean(offered)) if offered else None,
         answered_per_s=len(latencies) / seconds,
         refused_per_s=len(refusals) / seconds,
-        goodput_per_s=sum(turn.right for turn in turns) / seconds,
-        goodput_rounds=[turn.right / turn.seconds for turn in turns],
+        goodput_per_s=sum(turn.right + turn.right_beside for turn in turns) / seconds,
+        goodput_rounds=[(turn.right + turn.right_beside) / turn.seconds for turn in turns],
         texts_per_s=sum(turn.right_texts for turn in turns) / seconds,
         sent=sum(turn.sent for turn in turns),
         answered=len(latencies),

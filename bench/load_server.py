@@ -115,7 +115,7 @@ class LoadServer:
         turn = Turn(max(duration_s, last), len(loaded), len(loaded) / duration_s, generator_cpu_s=cpu)
         self._look_at(loaded, turn)
         if overload:
-            self._look_back(watched, start + duration_s, turn)
+            self._look_back(watched, start, start + duration_s, turn)
         self.turns.setdefault(level.label, []).append(turn)
 
     @property
@@ -184,10 +184,11 @@ class LoadServer:
                 turn.errors[exchange.error or f"HTTP {exchange.status}"] += 1
         turn.memory_mb = memory_mb(self.target.pid) if self.target.pid else None
 
-    def _look_back(self, probes: Sequence[Exchange], end: float, turn: Turn) -> None:
+    def _look_back(self, probes: Sequence[Exchange], start: float, end: float, turn: Turn) -> None:
         """How long after the `end` of an overload answers were slow."""
-        answered = [one for one in probes if one.status == 200]
-        turn.wrong_texts += sum(map(self._count_wrong, answered))
+        wrong = {one: self._count_wrong(one) for one in probes if one.status == 200}
+        turn.wrong_texts += sum(wrong.values())
+        turn.right_beside = sum(not found for one, found in wrong.items() if one.done <= start + turn.seconds)
         times = [(one.due - end, one.latency_s if one.status == 200 else None) for one in probes]
         turn.recovery_s, turn.watched_s = recovery_time(times, self._usual_s), self._settings.watch_s
 

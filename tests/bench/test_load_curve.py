@@ -144,3 +144,9 @@ def test_rounds_are_pooled_not_averaged() -> None:
     assert row.goodput_per_s == 24.75
     assert row.goodput_rounds == [99, 0]
     assert (row.wrong_texts, row.memory_mb, row.refusal_ms) == (1, 30, {})
+
+
+def test_answers_to_those_who_watch_the_recovery_are_goodput() -> None:
+    row = summarise("a", "5x", [Turn(2.0, 500, 250.0, [9.0] * 100, right=100, right_beside=20)])
+    assert (row.goodput_per_s, row.goodput_rounds) == (60.0, [60.0])
+    assert (row.answered_per_s, row.right) == (50.0, 100)
