@@ -90,7 +90,6 @@ class LoadServer:
     def closed_turn(self, level: str, number: int) -> None:
         """A turn with clients that wait for their answer: one at level `lone`, many at `saturation`."""
         clients = 1 if level == LONE else self._settings.clients
-        self._wait_until_calm()
         cpu = time.process_time()
         exchanges = self._closed(self._requests, clients, self._endless(1 + number), self._settings.duration_s)
         turn = Turn(max(exchange.done for exchange in exchanges) - exchanges[0].due, len(exchanges), None)
@@ -106,7 +105,6 @@ class LoadServer:
         seed = (self._settings.seed, number, round(1000 * level.value))
         arrivals = poisson_arrivals(rate, duration_s, seed)
         probes = np.arange(0, watch_s, 1 / (_WATCH_LOAD * self.capacity)) if overload else np.empty(0)
-        self._wait_until_calm()
         cpu = time.process_time()
         start, exchanges = self._open([*arrivals.tolist(), *(duration_s + probes).tolist()], seed)
         cpu = time.process_time() - cpu
@@ -141,7 +139,7 @@ class LoadServer:
     def _usual_s(self) -> float:
         return _USUAL * (self.lone_p99_s or np.inf)
 
-    def _wait_until_calm(self) -> None:
+    def wait_until_calm(self) -> None:
         """Let the server finish what an earlier turn may have left; requests alone tell when it has."""
         end = time.perf_counter() + _CALM_WAIT_S
         while time.perf_counter() < end:

@@ -91,6 +91,7 @@ def _find_saturation(
         for server in _rotated(servers, number):
             for level in (LONE, SATURATION):
                 progress(f"round {number + 1} of {settings.rounds}, {level}, {server.target.name}")
+                _calm_down(servers)
                 server.closed_turn(level, number)
         if offline is not None:
             progress(f"round {number + 1} of {settings.rounds}, {offline.source}")
@@ -102,7 +103,14 @@ def _raise_load(servers: Sequence[LoadServer], settings: LoadSettings, progress:
         for level in settings.levels:
             for server in _rotated(servers, number):
                 progress(f"round {number + 1} of {settings.rounds}, load {level.label}, {server.target.name}")
+                _calm_down(servers)
                 server.open_turn(level, number)
+
+
+def _calm_down(servers: Sequence[LoadServer]) -> None:
+    """One that is still busy with what its clients gave up long ago would take the machine from the others."""
+    for server in servers:
+        server.wait_until_calm()
 
 
 def _rotated(servers: Sequence[LoadServer], number: int) -> list[LoadServer]:

@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from sbert_infer.bench.load_cli import load
 from sbert_infer.bench.load_plan import parse_levels
 from sbert_infer.bench.load_results import LONE, SATURATION, LoadResults
-from sbert_infer.bench.load_server import LoadSettings
+from sbert_infer.bench.load_server import LoadServer, LoadSettings
 from sbert_infer.bench.load_session import run_load
 from sbert_infer.bench.load_target import memory_mb, parse_target
 from sbert_infer.bench.subject import BenchError
@@ -99,6 +99,27 @@ def test_an_overload_that_only_queues_times_out(double: OpenAIDouble) -> None:
     assert row.answered + sum(row.errors.values()) == row.sent  # whatever became of it, each is counted
     assert row.latency_ms["max"] >= 50  # others before it
     assert (row.watched_s, row.recovery_s) == (1, None)  # what nobody waits for any more still keeps it busy
+
+
+def test_nobody_is_measured_beside_a_server_that_is_still_busy(
+    double: OpenAIDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+    for name in ("wait_until_calm", "closed_turn", "open_turn"):
+        method = getattr(LoadServer, name)
+
+        def noting(self: LoadServer, *arguments: Any, name: str = name, method: Any = method) -> None:
+            happened.append(f"{name} {self.target.name}")
+            method(self, *arguments)
+
+        monkeypatch.setattr(LoadServer, name, noting)
+    with running(OpenAIDouble()) as other:
+        targets = [parse_target(f"one={double.url}"), parse_target(f"two={other.url}")]
+        run_load(targets, "texts", TEXTS, settings())
+    turns = [place for place, what in enumerate(happened) if "turn" in what]
+    assert len(turns) == 6
+    for place in turns:
+        assert happened[place - 2 : place] == ["wait_until_calm one", "wait_until_calm two"]
 
 
 @pytest.mark.parametrize("fault", ["wrong_every", "nan_every"])
