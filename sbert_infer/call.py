@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from .errors import DeadlineError, TextError
 from .output import finish
-from .scheduler import Request
 from .sparse import SparseRows
 from .texts import OnTruncate, Text, characters
 from .tokenizer import TokenizedTexts
+from .work import Request
 
 __all__ = ["CLOSED", "Call", "CallOptions", "Deadlines", "Encoded", "guess_tokens", "succeed", "within"]
 

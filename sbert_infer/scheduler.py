@@ -22,8 +22,9 @@ import numpy.typing as npt
 
 from .errors import OverloadedError
 from .planner import plan_batches
+from .work import Part, Request, Work
 
-__all__ = ["Limits", "Request", "Scheduler", "Work"]
+__all__ = ["Limits", "Scheduler"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -33,7 +34,6 @@ _NEWEST = 0.1
 # later, and speeds vary: in a simulation at five times the load, with 0.8 a tenth of the work came too late, with 0.6
 # none did.
 _USABLE = 0.6
-_FIRST = np.zeros(1, np.int64)
 # What a worker reads, at most, before it gets its batch: some 3 ms of tokenizing, and of holding the lock.
 _READ_TOKENS = 2048
 # What to tell a client who is refused before any speed was measured.
@@ -81,77 +81,6 @@ class Limits:
         """
         rounds = 2 + requests * self.quantum // self.half_round(0)
         return rounds * 2 * (self.half_round(most or requests) + self.quantum)
-
-
-class Request:
-    """The texts of one call. They are taken longest first: those that are taken together are then alike."""
-
-    texts: int
-    tokens: int  # a guess until it is read
-    unread_tokens = 0  # that guess, while it waits to be read
-
-    def __init__(
-        self, lengths: Indices | None, *, arrival: float, deadline: float = math.inf, prompt_length: int = 0
-    ) -> None:
-        self.arrival, self.deadline, self.prompt_length = arrival, deadline, prompt_length
-        self.ended = False  # dropped: nothing more of it is to run
-        self._taken = 0
-        if lengths is not None:
-            self.set_lengths(lengths)
-
-    def set_lengths(self, lengths: Indices) -> None:
-        """The tokens of each text."""
-        self.lengths = np.maximum(lengths, 1)  # some tokenizers make nothing of an empty text
-        self.texts = self.unfinished = len(lengths)  # unfinished: without a vector
-        if len(lengths) == 1:  # as in most requests to a server
-            self.tokens = int(self.lengths[0])
-            self._order, self._before = _FIRST, np.array([0, self.tokens])
-        else:
-            self.tokens = int(self.lengths.sum())
-            self._order = np.argsort(-self.lengths, kind="stable")
-            self._before = np.zeros(len(lengths) + 1, np.int64)  # tokens before each
-            np.cumsum(self.lengths[self._order], out=self._before[1:])
-
-    def read(self) -> bool:
-        """Count the tokens, if nobody has. False if that fails, and whoever waits has been told."""
-        return True
-
-    @property
-    def waiting_texts(self) -> int:
-        """Texts that no round has taken yet."""
-        return len(self._order) - self._taken
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Tokens that no round has taken yet."""
-        return self.tokens - int(self._before[self._taken])
-
-    def take(self, tokens: int) -> Indices:
-        """The next texts, as many as there are in `tokens`, but at least one."""
-        start = self._taken
-        fit = int(np.searchsorted(self._before, self._before[start] + tokens, side="right")) - 1
-        self._taken = max(fit, start + 1)
-        return self._order[start : self._taken]
-
-
-Part = tuple[Request, Indices]  # some texts of a request
-
-
-class Work:
-    """A batch on its way: texts of one or more requests, padded to `length` tokens."""
-
-    def __init__(self, parts: list[Part], length: int, prompt_length: int, *, texts: int, tokens: int) -> None:
-        self.parts, self.length, self.prompt_length = parts, length, prompt_length
-        self.texts, self.tokens = texts, tokens  # in `parts`
-        self.started = self.last_started = math.inf  # the last: of its parts, if they run one by one
-        self.alone = False  # no other batch runs or waits
-
-    def leave_out_dropped(self, now: float) -> None:
-        """Keep only what somebody still waits for."""
-        if any(request.ended or request.deadline <= now for request, _ in self.parts):
-            self.parts = [part for part in self.parts if not part[0].ended and part[0].deadline > now]
-            self.texts = sum(len(rows) for _, rows in self.parts)
-            self.tokens = sum(int(request.lengths[rows].sum()) for request, rows in self.parts)
 
 
 class Scheduler:

@@ -20,8 +20,9 @@ from .call import Call, succeed
 from .errors import WorkerError
 from .pipeline import Pipeline
 from .planner import plan_batches
-from .scheduler import Part, Request, Scheduler, Work
+from .scheduler import Scheduler
 from .tokenizer import TokenizedTexts
+from .work import Part, Request, Work
 
 __all__ = ["Observe", "Workers", "find_faults"]
 

@@ -56,7 +56,7 @@ def install(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend
         fakes.append(FakeBackend())
         return fakes[-1]
 
-    monkeypatch.setattr("sbert_infer.engine.open_backend", open_fake)
+    monkeypatch.setattr("sbert_infer.open_model.open_backend", open_fake)
     return fakes
 
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from sbert_infer import OverloadedError
 from sbert_infer.planner import plan_batches
-from sbert_infer.scheduler import Limits, Request, Scheduler, Work
+from sbert_infer.scheduler import Limits, Scheduler
+from sbert_infer.work import Request, Work
 
 LIMITS = Limits(max_batch_tokens=512, min_batch_tokens=64, workers=2, max_length=256)
 SPEED = 5000.0  # tokens per second and worker

@@ -28,7 +28,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend]:
         made.append(FakeBackend())
         return made[-1]
 
-    monkeypatch.setattr("sbert_infer.engine.open_backend", open_fake)
+    monkeypatch.setattr("sbert_infer.open_model.open_backend", open_fake)
     return made
 
 
@@ -105,7 +105,7 @@ def test_a_worker_that_dies_is_replaced(
     server = start_server()
 
     def die(vectors: Vectors, found: Any) -> None:
-        monkeypatch.setattr("sbert_infer.engine.open_backend", broken)
+        monkeypatch.setattr("sbert_infer.open_model.open_backend", broken)
         raise SystemExit
 
     def broken(*_: object) -> FakeBackend:
@@ -121,7 +121,7 @@ def test_a_worker_that_dies_is_replaced(
     until(lambda: server.client.get("/health/ready").status_code == 503)
     assert server.client.get("/health").json()["error_type"] == "Unhealthy"
     assert server.client.get("/health/live").status_code == 200
-    monkeypatch.setattr("sbert_infer.engine.open_backend", lambda *_: FakeBackend())
+    monkeypatch.setattr("sbert_infer.open_model.open_backend", lambda *_: FakeBackend())
     until(lambda: server.client.get("/health/ready").status_code == 200)
     assert server.post("/embed", {"inputs": "fine"}).status_code == 200
     assert 'sbert_worker_restarts_total{model="small"} 1.0' in server.client.get("/metrics").text
