@@ -66,25 +66,31 @@ class Connection(HttpToolsProtocol):
         """Some bytes of a request. Counted here, since the parser tells of a header only when it has all of it."""
         self._header_bytes += len(data)
         self._unset_keepalive_if_required()
-        self._feed(data)
+        while data:
+            data = self._parse(data)
         if self._header_timer is None and self._waits_for_client():  # mostly headers come in one piece
             self._expect_headers()
         if self._header_bytes > _MAX_HEADER_BYTES and not self.transport.is_closing():
             message = f"the headers have more than {_MAX_HEADER_BYTES} bytes"
             self._end(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message, "Validation")
 
-    def _feed(self, data: bytes) -> None:
+    def _parse(self, data: bytes) -> bytes:
+        """Gives what is to be parsed once more.
+
+        Java's clients, say, begin with a request that wishes for HTTP/2, which a server may ignore. The parser would
+        leave out its body, so a new one gets it that does not know of the wish.
+        """
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # To HTTP/2, say, as Java's clients ask. The parser leaves out the body of such a request, so it gets a
-            # new one that does not know of the wish, which a server may ignore.
             again = self._without_upgrade() + data[upgrade.args[0] :]
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
-            self._feed(again)
+            return again
         except httptools.HttpParserError:
-            self._end(HTTPStatus.BAD_REQUEST, "this is not HTTP", "Validation")
+            if not self.transport.is_closing():
+                self._end(HTTPStatus.BAD_REQUEST, "this is not HTTP", "Validation")
+        return b""
 
     def _without_upgrade(self) -> bytes:
         """The head of the request that has come, with no wish for another protocol."""

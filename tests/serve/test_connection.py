@@ -136,3 +136,12 @@ def test_what_is_not_http_is_said_as_everything_is(server: Running, request_: by
         assert head.startswith(b"HTTP/1.1 400 ")
         assert json.loads(body) == {"error": "this is not HTTP", "error_type": "Validation"}
         assert connection.recv(1) == b""
+
+
+def test_thousands_of_upgrades_in_one_piece(server: Running) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    ask = b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(ask * 3000)
+        answers = read_answers(connection, 3000)
+    assert {body for _, body in answers} == {b'{"status":"live"}'}
