@@ -141,7 +141,7 @@ class Engine(OpenModel):
             return encode_sparse(self, texts, asked).convert(single, asked)
         asked.refuse("max_active_dims", f"not for {self.manifest.name}, whose vectors are dense")
         if is_multi_vector(self.manifest):
-            return convert_each(encode_multi_vector(self, list(texts), asked), single, asked)
+            return convert_each(encode_multi_vector(self, texts, asked), single, asked)
         if output_value == TOKENS:
             asked.refuse("precision normalize_embeddings truncate_dim out", f"not with output_value={TOKENS!r}")
             return convert_each(self.token_vectors(texts, asked.prompt), single, asked)

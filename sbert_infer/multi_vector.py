@@ -6,7 +6,7 @@ some tokens, often punctuation, get no vector. What the model was trained with i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -75,11 +75,12 @@ def _not_for(manifest: Manifest) -> str:
     return f"not for {manifest.name}, which gives a vector for each token"
 
 
-def encode_multi_vector(engine: Engine, texts: Sequence[str], asked: Asked) -> list[Array]:
+def encode_multi_vector(engine: Engine, inputs: Iterable[str], asked: Asked) -> list[Array]:
     """The vectors of each text, [tokens, dim]."""
     if asked.truncate_dim is None:
         asked = replace(asked, truncate_dim=engine.truncate_dim)
     asked.refuse("precision truncate_dim convert_to_tensor out", _not_for(engine.manifest))
+    texts = list(inputs)
     check_texts(texts)
     role, pipeline, truncated = role_of(engine.manifest, asked.task), engine._open(), 0
     found: list[Array] = []

@@ -198,10 +198,10 @@ class OpenModel:
             raise EngineError(f"this engine is closed: {self._artifact.path}")
         return self._pipeline
 
-    def _tokenizer_of_other_side(self) -> Tokenizer:
+    def _tokenizer_of_other_side(self, max_length: int) -> Tokenizer:
         """One that cuts long texts where the model's own does not. Loading it takes a moment."""
         other = "left" if self.manifest.truncation_side == "right" else "right"
-        return _load_tokenizer(self._artifact, self.max_seq_length, other)
+        return _load_tokenizer(self._artifact, max_length, other)
 
     def _first_prompt(self, *names: str) -> str | None:
         return next((name for name in names if name in self.prompts), None)

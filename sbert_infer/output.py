@@ -66,6 +66,8 @@ class Asked:
 
 
 def _is(value: object, default: object) -> bool:
+    if isinstance(default, bool):
+        return bool(value) == default
     return value == default if isinstance(default, str) else value is default  # an array is equal to nothing
 
 

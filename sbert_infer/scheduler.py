@@ -199,10 +199,10 @@ class Scheduler:
             self._read_arrivals(now)
         while len(self.running) < self.limits.workers:
             if not self._round:
-                if self._may_leave(now):
-                    self._plan_round(now)
-                elif self._arrivals:
+                if self._arrivals and self._waiting_tokens < self.limits.min_batch_tokens:
                     self._read_arrivals(now)
+                elif self._may_leave(now):
+                    self._plan_round(now)
                 else:
                     return None
                 continue
@@ -258,7 +258,7 @@ class Scheduler:
         room = _READ_TOKENS
         while room > 0 and self._arrivals:
             request = self._arrivals.popleft()
-            room -= request.unread_tokens
+            room -= 0 if request.is_counted else request.unread_tokens
             self._count_read(request)
             if not request.ended and request.deadline > now:
                 if request.read():

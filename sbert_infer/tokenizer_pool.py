@@ -33,7 +33,7 @@ _PROMPTS = 64  # whose lengths are kept
 class TokenizerPool:
     """Threads that run the tokenizer of a pipeline, or another one, which cuts long texts at their other side."""
 
-    def __init__(self, pipeline: Pipeline, other_side: Callable[[], Tokenizer], *, include_prompt: bool) -> None:
+    def __init__(self, pipeline: Pipeline, other_side: Callable[[int], Tokenizer], *, include_prompt: bool) -> None:
         self._pipeline, self._include_prompt = pipeline, include_prompt
         self._other_side = lru_cache(maxsize=1)(other_side)  # few ask for it
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sbert-infer-tokenizer")
@@ -41,7 +41,8 @@ class TokenizerPool:
 
     def tokenizer(self, other_side: bool) -> Tokenizer:
         """The pipeline's own or the other one, which takes a moment the first time: for other threads."""
-        return self._other_side() if other_side else self._pipeline.tokenizer
+        own = self._pipeline.tokenizer
+        return self._other_side(own.max_length) if other_side else own
 
     def is_little(self, texts: Sequence[Text], prompt: str) -> bool:
         """Whether these are so few that no thread of the pool is needed: `tokenize_little` is for any thread."""

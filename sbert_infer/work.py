@@ -20,6 +20,7 @@ class Request:
     texts: int
     tokens: int  # a guess until it is read
     unread_tokens = 0  # that guess, while it waits to be read
+    is_counted = False  # no longer a guess
 
     def __init__(
         self, lengths: Indices | None, *, arrival: float, deadline: float = math.inf, prompt_length: int = 0
@@ -32,6 +33,7 @@ class Request:
 
     def set_lengths(self, lengths: Indices) -> None:
         """The tokens of each text."""
+        self.is_counted = True
         self.lengths = np.maximum(lengths, 1)  # some tokenizers make nothing of an empty text
         self.texts = self.unfinished = len(lengths)  # unfinished: without a vector
         if len(lengths) == 1:  # as in most requests to a server

@@ -30,7 +30,8 @@ _PIECE_BYTES = 2**20  # to decompress in one go
 _MAX_QUOTES = 2 * (MAX_INPUTS + 100)  # that are not escaped: of all inputs, and of all fields
 # A high one without its low one, or the reverse.
 _SURROGATE = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
+    rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})(?<!\\)\\u[dD][c-fC-F]"
 )
 _JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;|$)", re.IGNORECASE)
 

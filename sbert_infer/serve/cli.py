@@ -46,13 +46,13 @@ class _Finite(click.FloatRange):
         return number
 
 
-class _Origin(click.ParamType[str]):
-    """What a browser sends as `Origin`, or * for all."""
+class _Origin(click.ParamType):  # type: ignore[type-arg]  # no older click has any
+    """What a browser sends as `Origin`, `null` for a local file, or * for all."""
 
     name = "origin"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", value):
+        if value not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", value):
             self.fail(f"{value!r} is no origin such as https://example.org or http://localhost:3000", param, ctx)
         return str(value)
 

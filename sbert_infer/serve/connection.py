@@ -83,6 +83,9 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
+            if self.parser.get_method() == b"CONNECT":  # which is nothing else than that wish
+                self._end(HTTPStatus.BAD_REQUEST, "this server is no proxy", "Validation")
+                return b""
             again = self._without_upgrade() + data[upgrade.args[0] :]
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
@@ -113,8 +116,8 @@ class Connection(HttpToolsProtocol):
         self._in_headers = False
         self._expect_no_headers()
         self._refusal, self._passes_on = None, False
-        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
-            return  # it comes again
+        if self.parser.should_upgrade():
+            return  # it comes again, or is refused
         self._refusal = self._refusal_in_advance()
         self._passes_on = self._refusal is None and not self.transport.is_closing()
         if self._passes_on:
@@ -224,7 +227,8 @@ class Connection(HttpToolsProtocol):
     def _end(self, status: HTTPStatus, message: str, error_type: str) -> None:
         """Answer before there is a request to pass on, and close."""
         body = msgspec.json.encode(TeiError(message, error_type))
-        head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+        head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+        head += "retry-after: 1\r\n" if status == HTTPStatus.SERVICE_UNAVAILABLE else ""
         self.transport.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
         self._close()
 

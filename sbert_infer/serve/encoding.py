@@ -32,8 +32,9 @@ _REFUSED = (
 # Of a text. A long one is cut before it is tokenized, but where that can't be done, in a million spaces say, the
 # tokenizer takes 100 bytes and 2 microseconds for each.
 _MAX_CHARACTERS = 2**20
-# Where a number is the first input, or the first in it. In a text, the quotes would be escaped.
-_IDS = re.compile(rb'"inputs?"\s*:\s*\[(\s*\[\s*\]\s*,)*\s*(\[\s*)?-?\d')
+# Where a number is the first input, or the first in it, or in one of the next if those are empty: of a few, for each
+# takes memory. In a text, the quotes would be escaped.
+_IDS = re.compile(rb'"inputs?"\s*:\s*\[(\s*\[\s*\]\s*,){0,16}\s*(\[\s*)?-?\d')
 
 
 def decode_inputs(body: bytes, texts: type[Texts], ids: type[Ids], allow_token_ids: bool) -> Texts | Ids:

@@ -552,15 +552,15 @@ def test_nothing_is_read_for_a_worker_that_would_get_nothing() -> None:
 
 
 def test_much_that_has_arrived_is_read_some_at_a_time() -> None:
-    class Counting(Request):
+    class Counting(Unread):
         def read(self) -> bool:
             done.append(self)
-            return True
+            return super().read()
 
     done: list[Request] = []
     scheduler = Scheduler(LIMITS)
     for _ in range(100):
-        scheduler.add(Counting(np.array([200]), arrival=0.0))
+        scheduler.add(Counting(200, guess=200, readable=True, timeout=math.inf))
     assert scheduler.next_batch(0.0) is not None
     assert len(done) * 200 < 2048 + 200  # whoever reads holds the lock
     simulation = Simulation(scheduler)
@@ -568,6 +568,18 @@ def test_much_that_has_arrived_is_read_some_at_a_time() -> None:
         scheduler.done(work, 1.0)
     simulation.run([request(5, arrival=1.0)])
     assert len(done) == 100
+
+
+@pytest.mark.parametrize(("counted", "most"), [(True, 6), (False, 9)])  # 5 would hold all
+def test_where_only_large_batches_are_worth_it_they_are_large(counted: bool, most: int) -> None:
+    limits = Limits(max_batch_tokens=16_384, min_batch_tokens=16_384, workers=1, max_length=512)
+    scheduler = Scheduler(limits)  # as on a GPU
+    for _ in range(200):
+        scheduler.add(request(400) if counted else Unread(400, guess=300, readable=True, timeout=math.inf))
+    simulation = Simulation(scheduler)
+    simulation.run([request(400)])
+    assert sum(start.work.tokens for start in simulation.starts) == 201 * 400
+    assert len(simulation.starts) <= most
 
 
 def test_an_unread_request_that_is_dropped_is_not_kept() -> None:

@@ -127,14 +127,23 @@ def test_head_expect_and_get_on_one_connection(server: Running) -> None:
         assert [found for _, found in read_answers(connection, 3)] == [vectors] * 3
 
 
-@pytest.mark.parametrize("request_", [b"what is this\r\n\r\n", b"CONNECT example.org:443 HTTP/1.1\r\nhost: x\r\n\r\n"])
-def test_what_is_not_http_is_said_as_everything_is(server: Running, request_: bytes) -> None:
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (b"what is this\r\n\r\n", "this is not HTTP"),
+        *(
+            (b"CONNECT %s HTTP/1.1\r\nhost: x\r\n\r\n" % what, "this server is no proxy")
+            for what in (b"example.org:443", b"/x", b"*", b"//a/b", b"http://a/")
+        ),
+    ],
+)
+def test_what_is_no_request_is_said_as_everything_is(server: Running, request_: bytes, message: str) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(request_)
         ((head, body),) = read_answers(connection, 1)
         assert head.startswith(b"HTTP/1.1 400 ")
-        assert json.loads(body) == {"error": "this is not HTTP", "error_type": "Validation"}
+        assert json.loads(body) == {"error": message, "error_type": "Validation"}
         assert connection.recv(1) == b""
 
 

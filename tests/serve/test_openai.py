@@ -127,6 +127,7 @@ def test_it_says_what_is_wrong(server: Running, body: Any, code: str, param: str
         (b'{"input": "\\ud800 alone"}', "a lone surrogate"),
         (b'{"input": "\\udc00 alone"}', "a lone surrogate"),
         (b'{"input": "\\ud83d\\ude42"', "the body is not JSON: Input data was truncated"),
+        (b'{"input": "\\\\ud800"', "the body is not JSON: Input data was truncated"),
     ],
 )
 def test_what_is_not_json(server: Running, content: bytes, message: str) -> None:
