@@ -23,7 +23,7 @@ from .call_queue import CallQueue
 from .engine import Engine
 from .errors import EngineError, OverloadedError, TruncationError, warn
 from .scheduler import Limits
-from .sparse import is_sparse, max_batch_texts, sparse_rows
+from .sparse import is_sparse, max_batch_texts
 from .texts import OnTruncate, Side, Text, as_list, as_pairs, as_texts, check_pairs, check_texts
 from .token_vectors import TokenVectors, check_has_tokens, token_vectors
 from .workers import Observe
@@ -389,10 +389,8 @@ class AsyncEngine:
 
     def _nothing(self) -> Encoded:
         """What no texts give."""
-        manifest = self.engine.manifest
-        if is_sparse(manifest):
-            return Encoded(sparse_rows(manifest)(0), 0, 0)
-        return Encoded(np.empty((0, manifest.dim) if manifest.kind == RERANKER else 0, np.float32), 0, 0)
+        dense = self.engine.manifest.kind == ENCODER  # whose `encode` gives an array of one dimension then
+        return Encoded(np.empty(0, np.float32) if dense else self._queue.make_rows(0), 0, 0)
 
     def _note(self, encoded: Encoded | TokenVectors, texts: int, options: CallOptions) -> None:
         """Count what a call has done, and warn if texts were cut and nobody has said what is to be done then."""

@@ -89,7 +89,7 @@ class CallQueue:
             prompt_length=prompt_length,
             guess=0 if isinstance(content, TokenizedTexts) else self._guess(content, options),
             read=self._read,
-            make_rows=self._make_rows,
+            make_rows=self.make_rows,
         )
         self._check(call.tokens, call.deadline)
         self.scheduler.add(call)
@@ -112,7 +112,8 @@ class CallQueue:
         self._check_truncation(tokenized, inverse, options)
         return tokenized, skip
 
-    def _make_rows(self, texts: int) -> Any:
+    def make_rows(self, texts: int) -> Any:
+        """What the vectors of so many texts are put into."""
         if is_sparse(self._manifest):
             return sparse_rows(self._manifest)(texts)
         return np.empty((texts, self._manifest.dim), np.float32)

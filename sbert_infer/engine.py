@@ -349,3 +349,6 @@ class Engine(OpenModel):
             self.truncate_dim = before
 
     truncate_sentence_embeddings = truncate_embeddings
+
+    def _first_prompt(self, *names: str) -> str | None:
+        return next((name for name in names if name in self.prompts), None)

@@ -7,7 +7,7 @@ some tokens, often punctuation, get no vector. What the model was trained with i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -77,8 +77,7 @@ def _not_for(manifest: Manifest) -> str:
 
 def encode_multi_vector(engine: Engine, inputs: Iterable[str], asked: Asked) -> list[Array]:
     """The vectors of each text, [tokens, dim]."""
-    if asked.truncate_dim is None:
-        asked = replace(asked, truncate_dim=engine.truncate_dim)
+    asked = asked.or_truncated_to(engine.truncate_dim)
     asked.refuse("precision truncate_dim convert_to_tensor out", _not_for(engine.manifest))
     texts = list(inputs)
     check_texts(texts)

@@ -203,9 +203,6 @@ class OpenModel:
         other = "left" if self.manifest.truncation_side == "right" else "right"
         return _load_tokenizer(self._artifact, max_length, other)
 
-    def _first_prompt(self, *names: str) -> str | None:
-        return next((name for name in names if name in self.prompts), None)
-
     def _resolve_prompt(self, prompt: str | None, prompt_name: str | None) -> str:
         if prompt is not None:
             check_text(prompt, "prompt")

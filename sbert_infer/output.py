@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,10 @@ class Asked:
     def as_arrays(self) -> bool:
         """Not as tensors."""
         return self.convert_to_numpy and not self.convert_to_tensor
+
+    def or_truncated_to(self, dim: int | None) -> Asked:
+        """With the engine's own `truncate_dim`, unless there is one."""
+        return self if self.truncate_dim is not None else replace(self, truncate_dim=dim)
 
     def refuse(self, names: str, why: str) -> None:
         """Raise, by name, if any of these arguments was given, and `why` it can't be."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -164,9 +163,7 @@ def max_batch_texts(manifest: Manifest, batch_size: int | None = None) -> int:
 
 def check_sparse(engine: Engine, asked: Asked) -> None:
     """Refuse what is done to dense vectors only."""
-    if asked.truncate_dim is None:
-        asked = replace(asked, truncate_dim=engine.truncate_dim)
-    asked.refuse(
+    asked.or_truncated_to(engine.truncate_dim).refuse(
         "normalize_embeddings truncate_dim precision output_value out",
         f"not for {engine.manifest.name}, whose vectors are sparse",
     )

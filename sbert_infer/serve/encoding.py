@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from starlette.requests import Request
 
@@ -14,11 +14,11 @@ from ..token_vectors import TokenVectors
 from .body import decode, while_connected
 from .model import EncodeOptions, Model
 from .problems import Problem
-from .settings import MAX_INPUTS
+from .settings import MAX_INPUTS, Settings
 from .watch import record_of
 from .wire import Direction
 
-__all__ = ["Inputs", "check_sizes", "decode_inputs", "encode", "side_of", "truncation_headers", "whole"]
+__all__ = ["Inputs", "check_sizes", "decode_inputs", "encode", "truncation", "truncation_headers", "whole"]
 
 Inputs = str | Sequence[str] | Sequence[int | list[int]]
 Texts = TypeVar("Texts")
@@ -80,11 +80,17 @@ def whole(number: float | None) -> int | None:
     return None if number is None else int(number)
 
 
-def side_of(direction: Direction | None) -> Side | None:
-    """Where to cut long texts, in the engine's words."""
-    if direction is None:
-        return None
-    return "left" if direction.lower() == "left" else "right"
+class _Truncating(Protocol):
+    truncate: bool | None
+    truncation_direction: Direction | None
+
+
+def truncation(asked: _Truncating, settings: Settings) -> tuple[bool, Side | None]:
+    """Whether a request of TEI's has long texts cut, and where, in the engine's words."""
+    truncate = settings.auto_truncate if asked.truncate is None else asked.truncate
+    if asked.truncation_direction is None:
+        return truncate, None
+    return truncate, "left" if asked.truncation_direction.lower() == "left" else "right"
 
 
 def check_sizes(texts: Sequence[str]) -> None:

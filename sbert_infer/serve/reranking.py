@@ -15,7 +15,7 @@ from ..reranker import activate, softmax
 from ..texts import Pair
 from .answers import as_numbers, json_response
 from .body import decode, read_body, while_connected
-from .encoding import check_sizes, side_of, truncation_headers
+from .encoding import check_sizes, truncation, truncation_headers
 from .model import EncodeOptions, Model
 from .models import Models
 from .operation import RUNS, Operation
@@ -112,8 +112,8 @@ class Reranking:
         record = record_of(request)
         record.texts = len(pairs)
         check_sizes([max(pair, key=len) for pair in pairs])
-        truncate = self._settings.auto_truncate if asked.truncate is None else asked.truncate
-        options = EncodeOptions(normalize=False, truncate=truncate, side=side_of(asked.truncation_direction))
+        truncate, side = truncation(asked, self._settings)
+        options = EncodeOptions(normalize=False, truncate=truncate, side=side)
         scored = await while_connected(request, model.predict(pairs, options))
         record.tokens = scored.tokens
         return scored

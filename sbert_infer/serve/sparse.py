@@ -12,7 +12,7 @@ from ..artifact import SPARSE_ENCODER
 from ..sparse import SparseRows
 from .answers import as_numbers, json_response
 from .body import decode, read_body, while_connected
-from .encoding import check_sizes, side_of, truncation_headers
+from .encoding import check_sizes, truncation, truncation_headers
 from .model import EncodeOptions, Model
 from .models import Models
 from .operation import RUNS, Operation
@@ -59,8 +59,7 @@ class Sparse:
         asked = decode(await read_body(request, self._settings), EmbedSparseRequest)
         model = self._model(asked.model)
         model.require(SPARSE_ENCODER)
-        truncate = self._settings.auto_truncate if asked.truncate is None else asked.truncate
-        side = side_of(asked.truncation_direction)
+        truncate, side = truncation(asked, self._settings)
         options = EncodeOptions(normalize=False, truncate=truncate, prompt_name=asked.prompt_name, side=side)
         model.check(options)
         texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs

@@ -16,7 +16,7 @@ from ..similarity import similarity
 from .answers import as_numbers, json_array, json_response
 from .body import decode, read_body, while_connected
 from .cards import card_of
-from .encoding import check_sizes, decode_inputs, encode, side_of, truncation_headers, whole
+from .encoding import check_sizes, decode_inputs, encode, truncation, truncation_headers, whole
 from .model import EncodeOptions, Model
 from .models import Models
 from .operation import READS, RUNS, Operation
@@ -126,7 +126,7 @@ class Tei:
         """A vector for each token."""
         asked = decode(await read_body(request, self._settings), EmbedAllRequest)
         model = self._model(asked.model)
-        options = self._options(model, asked, normalize=False)
+        options = self._options(asked, normalize=False)
         model.check(options)
         texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
         check_sizes(texts)
@@ -185,9 +185,7 @@ class Tei:
 
     async def _embed(self, request: Request, asked: EmbedRequest) -> Response:
         model = self._model(asked.model)
-        options = self._options(
-            model, asked, dimensions=whole(asked.dimensions), normalize=asked.normalize is not False
-        )
+        options = self._options(asked, dimensions=whole(asked.dimensions), normalize=asked.normalize is not False)
         encoded = await encode(request, model, asked.inputs, options)
         rows = await json_array(encoded.vectors, lambda start, vectors: list(as_numbers(vectors)))
         return json_response(rows, truncation_headers(encoded))
@@ -196,7 +194,7 @@ class Tei:
         self, request: Request, inputs: SimilarityInputs, parameters: SimilarityOptions | None, name: str | None
     ) -> Response:
         model = self._model(name)
-        options = self._options(model, parameters or SimilarityOptions(), normalize=True)
+        options = self._options(parameters or SimilarityOptions(), normalize=True)
         encoded = await encode(request, model, [inputs.source_sentence, *inputs.sentences], options)
         return json_response(_cosines(encoded), truncation_headers(encoded))
 
@@ -205,14 +203,13 @@ class Tei:
 
     def _options(
         self,
-        model: Model,
         asked: EmbedRequest | EmbedAllRequest | SimilarityOptions,
         *,
         normalize: bool,
         dimensions: int | None = None,
     ) -> EncodeOptions:
-        truncate = self._settings.auto_truncate if asked.truncate is None else asked.truncate
-        return EncodeOptions(normalize, truncate, dimensions, asked.prompt_name, side_of(asked.truncation_direction))
+        truncate, side = truncation(asked, self._settings)
+        return EncodeOptions(normalize, truncate, dimensions, asked.prompt_name, side)
 
 
 def _model_type(model: Model) -> dict[str, dict[str, Any]]:
