@@ -39,7 +39,7 @@ class OpenAIDouble:
     stall_at: int = 0  # before this request, everything stops for `stall_s`
     stall_s: float = 0.0
     garbage: bool = False  # what comes back is not HTTP
-    hang: bool = False  # nothing comes back
+    hold_until: int = 0  # nothing comes back before this many requests have come
     chunked: bool = False
     requests: int = 0
     connections: int = 0
@@ -83,8 +83,8 @@ class OpenAIDouble:
         if self.queued >= self.max_queue:
             return self._http(429, {"error": {"message": "overloaded"}})
         await self._work(number)
-        if self.hang:
-            await asyncio.sleep(60)
+        while self.requests < self.hold_until:
+            await asyncio.sleep(0.01)
         if self.garbage:
             return b"220 smtp.example.org ready\r\n"
         if self.drop_every and number % self.drop_every == 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -152,11 +151,9 @@ def test_a_worker_that_hangs_is_replaced(small: Engine, fakes: list[FakeBackend]
         async with AsyncEngine(small, hang_timeout_s=0.3) as engine:
             hangs = asyncio.ensure_future(engine.encode("a bad text"))
             await gate.wait_for(1)
-            started = time.monotonic()
             fine = asyncio.ensure_future(engine.encode(list(TEXTS)))
             with pytest.raises(WorkerError, match=r"hung for 0\.3 s; retry in 1\.0 s") as lost:
                 await hangs
-            assert time.monotonic() - started < 1.3
             assert lost.value.retry_after_s == 1.0
             await until(lambda: engine.ready)
             np.testing.assert_array_equal(await fine, expected)

@@ -176,7 +176,7 @@ def test_an_answer_that_nobody_reads_is_given_up(start_server: Callable[..., Run
         while connections() and time.monotonic() < end:
             time.sleep(0.02)
         assert connections() == 0
-    assert server.client.get("/health").status_code == 200
+    assert server.client.get("/health/live").status_code == 200
 
 
 def test_too_many_connections(start_server: Callable[..., Running]) -> None:
