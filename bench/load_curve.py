@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sbert_infer.bench.load_results import SATURATION, LoadResults, LoadRow
-from sbert_infer.bench.stats import median
+from sbert_infer.bench.stats import median, round_ratios
 
 __all__ = ["Comparison", "compare_servers", "load_within", "p99_at", "recovery_time"]
 
@@ -113,8 +113,7 @@ def _saturation_ratio(mine: LoadRow | None, theirs: LoadRow | None) -> float | N
     """The median of the rounds' own ratios, so that slow spells of the machine cancel out."""
     if mine is None or theirs is None:
         return None
-    pairs = zip(mine.goodput_rounds, theirs.goodput_rounds, strict=False)  # Ctrl-C may have left one a round short
-    ratios = [a / b for a, b in pairs if b]
+    ratios = round_ratios(mine.goodput_rounds, theirs.goodput_rounds)
     return median(ratios) if ratios else None
 
 

@@ -15,7 +15,7 @@ from sbert_infer.bench.stats import median, percentiles
 __all__ = ["LONE", "SATURATION", "LoadResults", "LoadRow", "Turn", "load_json", "summarise"]
 
 LONE, SATURATION = "lone", "saturation"  # the two levels at which clients wait for their answer
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 2: figures of the rounds
 
 
 @dataclass
@@ -51,6 +51,7 @@ class LoadRow:
     goodput_per_s: float  # answers with nothing but right vectors
     goodput_rounds: list[float]
     texts_per_s: float  # right ones
+    texts_rounds: list[float]
     sent: int
     answered: int
     right: int
@@ -58,6 +59,7 @@ class LoadRow:
     errors: dict[str, int]
     wrong_texts: int
     latency_ms: dict[str, float]  # p50, p95, p99, max; empty if nothing was answered
+    p99_rounds: list[float | None]
     refusal_ms: dict[str, float]
     late_p99_ms: float
     generator_cpu: float  # share of one core
@@ -79,7 +81,7 @@ class LoadResults:
     servers: list[dict[str, Any]]  # name, url, model
     rows: list[LoadRow]
     p99_bound_ms: float | None = None
-    offline_texts_per_s: float | None = None
+    offline_rounds: list[float] = field(default_factory=list)  # texts per second without a server
     format_version: int = FORMAT_VERSION
 
     @property
@@ -117,6 +119,7 @@ def summarise(server: str, level: str, turns: Sequence[Turn]) -> LoadRow:
         goodput_per_s=sum(turn.right + turn.right_beside for turn in turns) / seconds,
         goodput_rounds=[(turn.right + turn.right_beside) / turn.seconds for turn in turns],
         texts_per_s=sum(turn.right_texts for turn in turns) / seconds,
+        texts_rounds=[turn.right_texts / turn.seconds for turn in turns],
         sent=sum(turn.sent for turn in turns),
         answered=len(latencies),
         right=sum(turn.right for turn in turns),
@@ -124,6 +127,7 @@ def summarise(server: str, level: str, turns: Sequence[Turn]) -> LoadRow:
         errors=dict(sum((turn.errors for turn in turns), Counter())),
         wrong_texts=sum(turn.wrong_texts for turn in turns),
         latency_ms=_spread(latencies),
+        p99_rounds=[_spread(turn.latencies_ms).get("p99") for turn in turns],
         refusal_ms=_spread(refusals),
         late_p99_ms=_spread([value for turn in turns for value in turn.late_ms]).get("p99", 0.0),
         generator_cpu=sum(turn.generator_cpu_s for turn in turns) / seconds,

@@ -38,7 +38,7 @@ class LoadSettings:
     rounds: int = 3
     duration_s: float = 5.0  # of a turn
     warm_up_s: float = 1.0  # at most as long as a turn
-    watch_s: float = 4.0  # after an overload
+    watch_s: float = 10.0  # after an overload; and a server may let fewer wait for some time, which is no saturation
     clients: int = 64  # that wait for their answers, at saturation
     sizes: tuple[int, int] = (1, 1)  # texts in a request, from and to
     encoding_format: str = "base64"
@@ -118,8 +118,8 @@ class LoadServer:
 
     @property
     def capacity(self) -> float:
-        """Requests per second at saturation."""
-        row = summarise(self.target.name, SATURATION, self.turns[SATURATION])
+        """Requests per second at saturation, in this round."""
+        row = summarise(self.target.name, SATURATION, self.turns[SATURATION][-1:])
         if not row.answered:
             reasons = ", ".join(row.errors) or "all refused"
             raise BenchError(f"{self.target.name} answered nothing to {self._settings.clients} clients: {reasons}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from sbert_infer.bench.load_results import LONE, SATURATION, LoadResults
 from sbert_infer.bench.load_server import LoadServer, LoadSettings
 from sbert_infer.bench.load_target import Target
 from sbert_infer.bench.stamp import machine_stamp
-from sbert_infer.bench.stats import median
 from sbert_infer.bench.subject import BenchError
 
 __all__ = ["run_load"]
@@ -41,8 +41,8 @@ def run_load(
     servers = [LoadServer(_with_model(target), settings) for target in targets]
     try:
         stamp |= _introduce(servers, texts, offline, progress)
-        _find_saturation(servers, settings, offline, progress)
-        _raise_load(servers, settings, progress)
+        for number in range(settings.rounds):
+            _run_round(servers, number, settings, offline, progress)
     except KeyboardInterrupt:  # what was measured so far is worth having
         if not servers[0].turns.get(SATURATION):
             raise
@@ -53,7 +53,7 @@ def run_load(
         servers=[{"name": one.target.name, "url": one.target.url, "model": one.target.model} for one in servers],
         rows=[row for server in servers for row in server.rows()],
         p99_bound_ms=settings.p99_ms or (1e3 * _BOUND * lone if lone else None),
-        offline_texts_per_s=median(offline.texts_per_s) if offline and offline.texts_per_s else None,
+        offline_rounds=offline.texts_per_s if offline else [],
     )
 
 
@@ -84,27 +84,25 @@ def _introduce(
     }
 
 
-def _find_saturation(
-    servers: Sequence[LoadServer], settings: LoadSettings, offline: Offline | None, progress: Progress
+def _run_round(
+    servers: Sequence[LoadServer], number: int, settings: LoadSettings, offline: Offline | None, progress: Progress
 ) -> None:
-    for number in range(settings.rounds):
+    """All that is compared with each other, one after the other: the speed of a machine changes within minutes."""
+
+    def each(what: str, turn: Callable[[LoadServer], None]) -> None:
         for server in _rotated(servers, number):
-            for level in (LONE, SATURATION):
-                progress(f"round {number + 1} of {settings.rounds}, {level}, {server.target.name}")
-                _calm_down(servers)
-                server.closed_turn(level, number)
-        if offline is not None:
-            progress(f"round {number + 1} of {settings.rounds}, {offline.source}")
-            offline.turn()
+            progress(f"{about}, {what}, {server.target.name}")
+            _calm_down(servers)
+            turn(server)
 
-
-def _raise_load(servers: Sequence[LoadServer], settings: LoadSettings, progress: Progress) -> None:
-    for number in range(settings.rounds):
-        for level in settings.levels:
-            for server in _rotated(servers, number):
-                progress(f"round {number + 1} of {settings.rounds}, load {level.label}, {server.target.name}")
-                _calm_down(servers)
-                server.open_turn(level, number)
+    about = f"round {number + 1} of {settings.rounds}"
+    each(LONE, partial(LoadServer.closed_turn, level=LONE, number=number))
+    if offline is not None:
+        progress(f"{about}, {offline.source}")
+        offline.turn()
+    each(SATURATION, partial(LoadServer.closed_turn, level=SATURATION, number=number))
+    for level in settings.levels:
+        each(f"load {level.label}", partial(LoadServer.open_turn, level=level, number=number))
 
 
 def _calm_down(servers: Sequence[LoadServer]) -> None:

@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PERCENTILES", "correlation", "cosines", "flops", "median", "paired_ratio", "percentiles", "spearman"]
+__all__ = [
+    "PERCENTILES",
+    "correlation",
+    "cosines",
+    "flops",
+    "median",
+    "paired_ratio",
+    "percentiles",
+    "round_ratios",
+    "spearman",
+]
 
 PERCENTILES = (50, 95, 99)
 
@@ -23,6 +33,12 @@ def median(values: Sequence[float]) -> float:
 def paired_ratio(reference: Sequence[float], others: Sequence[float]) -> float:
     """How many times faster `others` is: the median of the rounds' own ratios, so that slow spells cancel out."""
     return median([mine / other for mine, other in zip(reference, others, strict=True)])
+
+
+def round_ratios(numerators: Sequence[float | None], denominators: Sequence[float | None]) -> list[float]:
+    """Each round's own ratio, where it has one. Ctrl-C may have left one side a round short."""
+    pairs = zip(numerators, denominators, strict=False)
+    return [above / below for above, below in pairs if above is not None and below]
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:

@@ -76,7 +76,7 @@ def two_servers() -> LoadResults:
         closed("b", SATURATION, 100, 200.0),
         *(level(load, p99, server="b") for load, p99 in ((30, 25), (80, 30), (95, 120))),
     ]
-    return LoadResults({}, [{"name": "a"}, {"name": "b"}], rows, p99_bound_ms=40.0, offline_texts_per_s=310.0)
+    return LoadResults({}, [{"name": "a"}, {"name": "b"}], rows, p99_bound_ms=40.0, offline_rounds=[310.0])
 
 
 def test_the_first_server_is_compared_with_the_other() -> None:
@@ -120,7 +120,7 @@ def test_bars_are_met_or_missed() -> None:
         summarise("a", "5x", [quick, bad]),
         summarise("a", "70%", [Turn(1.0, 1, 1.0, [41.0], right=1)]),
     ]
-    results.offline_texts_per_s = 400.0
+    results.offline_rounds = [400.0]
     met = {bar.what: bar.met for bar in bars(results, "a")}
     missed = {what for what, verdict in met.items() if verdict is False}
     assert missed == {
@@ -130,6 +130,22 @@ def test_bars_are_met_or_missed() -> None:
         "recovery",
         "wrong vectors",
     }
+
+
+def test_bars_are_of_the_median_round() -> None:
+    """A machine that is slow in one round is so for all that is compared in it."""
+    speeds, load_p99, alone_p99 = (1.0, 0.5, 1.0), (30.0, 90.0, 50.0), (10.0, 20.0, 10.0)
+    rows = [
+        summarise("a", LONE, [Turn(1.0, 9, None, [p99] * 9) for p99 in alone_p99]),
+        summarise("a", SATURATION, [Turn(1.0, 0, None, right=int(100 * n), right_texts=int(100 * n)) for n in speeds]),
+        summarise("a", "70%", [Turn(1.0, 9, 9.0, [p99] * 9, right=9) for p99 in load_p99]),
+        summarise("a", "5x", [Turn(1.0, 0, 500.0, right=right, watched_s=1.0) for right in (80, 47, 91)]),
+    ]
+    results = LoadResults({}, [{"name": "a"}], rows, offline_rounds=[100.0, 55.0, 104.0])
+    found = {bar.what: (bar.value, bar.met) for bar in bars(results, "a")}
+    assert found["of the speed without a server"] == ("96% (91% to 100%)", True)
+    assert found["p99 at 70% load"] == ("90.0 ms, 4.5x the lone one (3.0x to 5.0x)", False)
+    assert found["goodput at 5x load"] == ("91% of the most (80% to 94%)", True)
 
 
 def test_rounds_are_pooled_not_averaged() -> None:
