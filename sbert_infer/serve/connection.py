@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -36,6 +36,7 @@ class Connection(HttpToolsProtocol):
     _passes_on = False  # the request that comes in
     _refusal: Refusal | None = None  # that it gets instead, when all of it has come
     _header_bytes = 0  # and of all else that is no body: trailers, extensions of chunks
+    _piece_bytes = 0  # of what came last
     _in_headers = False  # some of a request's headers have come, and not all
     _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
@@ -64,15 +65,15 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Some bytes of a request. Counted here, since the parser tells of a header only when it has all of it."""
+        self._piece_bytes = len(data)
         self._header_bytes += len(data)
         self._unset_keepalive_if_required()
         while data:
             data = self._parse(data)
         if self._header_timer is None and self._waits_for_client():  # mostly headers come in one piece
             self._expect_headers()
-        if self._header_bytes > _MAX_HEADER_BYTES and not self.transport.is_closing():
-            message = f"the headers have more than {_MAX_HEADER_BYTES} bytes"
-            self._end(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message, "Validation")
+        if self._header_bytes > _MAX_HEADER_BYTES:
+            self._end_for_headers()
 
     def _parse(self, data: bytes) -> bytes:
         """Gives what is to be parsed once more.
@@ -116,6 +117,8 @@ class Connection(HttpToolsProtocol):
         self._in_headers = False
         self._expect_no_headers()
         self._refusal, self._passes_on = None, False
+        if self._piece_bytes > _MAX_HEADER_BYTES and _size(self.headers) > _MAX_HEADER_BYTES:  # all in one piece
+            self._end_for_headers()
         if self.parser.should_upgrade():
             return  # it comes again, or is refused
         self._refusal = self._refusal_in_advance()
@@ -224,6 +227,11 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
             self._close_timer = self.loop.call_later(self.settings.write_timeout_s, self.transport.abort)
 
+    def _end_for_headers(self) -> None:
+        if not self.transport.is_closing():
+            message = f"the headers have more than {_MAX_HEADER_BYTES} bytes"
+            self._end(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message, "Validation")
+
     def _end(self, status: HTTPStatus, message: str, error_type: str) -> None:
         """Answer before there is a request to pass on, and close."""
         body = msgspec.json.encode(TeiError(message, error_type))
@@ -273,6 +281,10 @@ class _HeadWithBody:
 def connection_class(settings: Settings, gate: Gate) -> type[Any]:
     """The class of the connections of one server: uvicorn makes them itself."""
     return type("Connection", (Connection,), {"settings": settings, "gate": gate})
+
+
+def _size(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    return sum(len(name) + len(value) + len(": \r\n") for name, value in headers)
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

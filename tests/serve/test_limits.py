@@ -135,6 +135,21 @@ def test_long_headers_are_refused(server: Running) -> None:
             pytest.fail("the server reads on")
 
 
+@pytest.mark.parametrize("lines", [b"a: %s\r\n" % (b"x" * 70_000), b"a: b\r\n" * 12_000])
+def test_long_headers_that_come_all_at_once_are_refused(server: Running, lines: bytes) -> None:
+    with connect(server) as connection:
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: a\r\n" + lines + b"\r\n")
+        assert read_all(connection).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_large_body_in_the_same_piece_is_no_header(server: Running) -> None:
+    body = BODY.ljust(100_000)
+    with connect(server) as connection:
+        head = b"POST /embed HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        connection.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        assert read_all(connection).startswith(b"HTTP/1.1 200 ")
+
+
 # Time -----------------------------------------------------------------------------------------------------------------
 
 
