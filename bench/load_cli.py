@@ -36,8 +36,8 @@ Examples:
   sbert-bench model.onnx --serve ours=http://127.0.0.1:8080 theirs=http://127.0.0.1:8081/v1 --html load.html
   sbert-bench --serve http://127.0.0.1:8080 --rates 50,100,200 --duration 30 --pid 4711
 
-First each server's saturation is found with clients that wait for their answers. Then requests arrive at random at
-shares of it, whether or not those before were answered; latency counts from when a request was due, so that a stall
+In each round a server's saturation is found with clients that wait for their answers. Then requests arrive at random
+at shares of it, whether or not those before were answered; latency counts from when a request was due, so that a stall
 shows. Servers take turns. The first is compared with the others. The exit code is 1 if a vector was wrong.
 
 A URL is what OpenAI's clients call the base URL; without a path it is that of /v1.
