@@ -22,7 +22,7 @@ from .keys import Keys
 from .metrics import Metrics
 from .models import Models
 from .problems import problem_of, respond
-from .watch import CLIENT_LEFT, request_id
+from .watch import CLIENT_LEFT, new_id, request_id
 
 __all__ = ["Gate", "Refusal"]
 
@@ -92,9 +92,11 @@ class Gate:
             return None
         if not self._keys.admit(path, found.get(b"authorization", b"")):
             return None
-        head, body = self._answers.get(path) or self._make(error, path)
-        identified = b"%sx-request-id: %s\r\n" % (head, request_id(headers).encode())
-        return Refusal(error, path, time.monotonic(), identified, body)
+        return self._refusal(error, path, request_id(headers))
+
+    def refusal_again(self, path: str) -> Refusal | None:
+        """As `refusal`, for a request with the same head as one that got one. Keys don't change."""
+        return None if (error := self._current()) is None else self._refusal(error, path, new_id())
 
     def note(self, refusal: Refusal, *, sent: bool) -> None:
         """Count a refusal, and see that the log tells of it."""
@@ -116,6 +118,10 @@ class Gate:
             self._error, self._asked = self._models.refusal(), now
             self._answers.clear()
         return self._error
+
+    def _refusal(self, error: OverloadedError, path: str, id: str) -> Refusal:
+        head, body = self._answers.get(path) or self._make(error, path)
+        return Refusal(error, path, time.monotonic(), b"%sx-request-id: %s\r\n" % (head, id.encode()), body)
 
     def _make(self, error: OverloadedError, path: str) -> tuple[bytes, bytes]:
         response = respond(problem_of(error), path)

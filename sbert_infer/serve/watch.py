@@ -115,7 +115,12 @@ def log_lost(error: SbertInferError, request: Request) -> None:
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """The one that a client has given, if it can be written into a log; otherwise a new one."""
     given = first_header(headers, b"x-request-id").decode("latin-1")
-    return given if _SANE_ID.fullmatch(given) else f"{_PROCESS}-{next(_numbers):x}"
+    return given if _SANE_ID.fullmatch(given) else new_id()
+
+
+def new_id() -> str:
+    """For a request whose client has given none."""
+    return f"{_PROCESS}-{next(_numbers):x}"
 
 
 def _log_unexpected(error: Exception, record: Record) -> None:

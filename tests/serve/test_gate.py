@@ -109,6 +109,78 @@ def test_requests_in_a_row_get_their_answers_in_order(server: Running) -> None:
         assert json.loads(body)["error_type"] == "Overloaded"
 
 
+def ask(text: str, key: str = "secret") -> bytes:
+    body = json.dumps({"inputs": text}).encode()
+    head = f"POST /embed HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def test_one_who_asks_again_and_again(start_server: Callable[..., Running]) -> None:
+    """What differs in nothing but its body is refused without a look at it, and served as soon as that is possible."""
+    server = start_server(keys=("secret",))
+    texts = ("a", "a cat", "a cat sat on a mat " * 5, "")
+    with connect(server) as connection:
+        with crowded(server):
+            heads = []
+            for text in texts:
+                connection.sendall(ask(text))
+                ((head, body),) = read_answers(connection, 1)
+                assert head.startswith(b"HTTP/1.1 429 Too Many Requests\r\n")
+                assert json.loads(body)["error_type"] == "Overloaded"
+                heads.append(head)
+            assert len({head.partition(b"x-request-id: ")[2] for head in heads}) == len(texts)
+            connection.sendall(ask("a cat") + ask("two at once"))
+            assert [head[9:12] for head, _ in read_answers(connection, 2)] == [b"429", b"429"]
+            whole = ask("a cat in pieces")
+            connection.sendall(whole[:-5])
+            time.sleep(0.05)
+            connection.sendall(whole[-5:])
+            assert [head[9:12] for head, _ in read_answers(connection, 1)] == [b"429"]
+            connection.sendall(ask("a cat", key="wrong"))
+            assert [head[9:12] for head, _ in read_answers(connection, 1)] == [b"401"]
+            connection.sendall(ask("a cat"))
+            assert [head[9:12] for head, _ in read_answers(connection, 1)] == [b"429"]
+        connection.sendall(ask("a cat"))
+        ((head, body),) = read_answers(connection, 1)
+    assert head.startswith(b"HTTP/1.1 200")
+    assert json.loads(body) == server.post("/embed", {"inputs": "a cat"}).json()
+    metrics = httpx.get(f"{server.url}/metrics", headers={"authorization": "Bearer secret"}).text
+    assert 'sbert_http_requests_total{route="/embed",status="429"} 8.0' in metrics
+
+
+def test_a_body_that_looks_like_a_request_is_none(start_server: Callable[..., Running]) -> None:
+    server = start_server(keys=("secret",))
+    with crowded(server), connect(server) as connection:
+        connection.sendall(ask("a cat"))
+        read_answers(connection, 1)
+        body = ask("a cat")
+        connection.sendall(ask("").partition(b"content-length")[0] + b"content-length: %d\r\n\r\n" % len(body))
+        time.sleep(0.05)
+        connection.sendall(body)
+        read_answers(connection, 1)
+        connection.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)  # no second answer
+        connection.settimeout(20)
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert read_answers(connection, 1)[0][0].startswith(b"HTTP/1.1 200")
+
+
+def test_one_who_is_refused_again_and_again_is_not_idle(
+    start_server: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server()
+    http = server.server._uvicorn
+    assert http is not None
+    monkeypatch.setattr(http.config, "timeout_keep_alive", 1)
+    with crowded(server), connect(server) as connection:
+        for number in range(12):  # for longer than a connection may idle
+            connection.sendall(ask(f"text {number}"))
+            assert read_answers(connection, 1)[0][0].startswith(b"HTTP/1.1 429")
+            time.sleep(0.15)
+        assert read_all(connection) == b""  # but now it is
+
+
 def test_a_body_that_comes_late_or_never(start_server: Callable[..., Running]) -> None:
     server = start_server(read_timeout_s=0.5)
     with crowded(server), connect(server) as late, connect(server) as never:
