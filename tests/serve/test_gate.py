@@ -166,6 +166,18 @@ def test_a_body_that_looks_like_a_request_is_none(start_server: Callable[..., Ru
         assert read_answers(connection, 1)[0][0].startswith(b"HTTP/1.1 200")
 
 
+def test_one_who_sends_an_empty_line_in_between(start_server: Callable[..., Running]) -> None:
+    server = start_server(read_timeout_s=0.5)
+    with crowded(server), connect(server) as connection:
+        connection.sendall(ask("a cat"))
+        read_answers(connection, 1)
+        connection.sendall(b"\r\n")
+        for _ in range(10):  # for longer than headers may take
+            time.sleep(0.1)
+            connection.sendall(ask("a cat"))
+            assert read_answers(connection, 1)[0][0].startswith(b"HTTP/1.1 429")
+
+
 def test_one_who_is_refused_again_and_again_is_not_idle(
     start_server: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:

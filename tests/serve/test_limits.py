@@ -136,10 +136,17 @@ def test_long_headers_are_refused(server: Running) -> None:
 
 
 @pytest.mark.parametrize("lines", [b"a: %s\r\n" % (b"x" * 70_000), b"a: b\r\n" * 12_000])
-def test_long_headers_that_come_all_at_once_are_refused(server: Running, lines: bytes) -> None:
+@pytest.mark.parametrize("first", [10**6, 40_000, -10], ids=["at once", "in halves", "the end later"])
+@pytest.mark.parametrize("start", ["GET /health/live", "CONNECT a:80"])
+def test_long_headers_that_end_are_refused(server: Running, start: str, first: int, lines: bytes) -> None:
+    head = f"{start} HTTP/1.1\r\nhost: a\r\n".encode() + lines + b"\r\n"
     with connect(server) as connection:
-        connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: a\r\n" + lines + b"\r\n")
-        assert read_all(connection).startswith(b"HTTP/1.1 431 ")
+        connection.sendall(head[:first])
+        time.sleep(0.05)
+        connection.sendall(head[first:])
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert answer.count(b"HTTP/1.1") == 1
 
 
 def test_a_large_body_in_the_same_piece_is_no_header(server: Running) -> None:
