@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from sbert_infer.embed import parts
@@ -78,6 +78,7 @@ def test_texts_and_ids_come_out_as_they_were_written(rows: list[tuple[str, str]]
 def test_reading_can_go_on_after_any_part(lines: list[bytes], data: st.DataObject, tmp_path: Path) -> None:
     path = tmp_path / "lines.txt"
     path.write_bytes(b"".join(line + b"\n" for line in lines))
+    assume(path.read_bytes()[:2] not in (b"\xff\xfe", b"\xfe\xff"))  # UTF-16 is refused
     whole = read(path)
     done = data.draw(st.integers(0, len(whole) - 1))
     rest = read(path, start=whole[done - 1].end if done else Position())
