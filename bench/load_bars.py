@@ -6,7 +6,7 @@ spells of the machine cancel out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sbert_infer.bench.load_results import LONE, SATURATION, LoadResults, LoadRow
@@ -49,7 +49,7 @@ def _saturation(results: LoadResults, most: LoadRow | None) -> Iterator[Bar]:
         return
     yield Bar("right answers at most", f"{most.goodput_per_s:,.1f} requests/s, {most.texts_per_s:,.1f} texts/s")
     if shares := round_ratios(most.texts_rounds, results.offline_rounds):
-        value = f"{median(shares):.0%}{_range(shares, _percent)}"
+        value = f"{median(shares):.0%}{_range(shares, '{:.0%}')}"
         yield Bar("of the speed without a server", value, ">= 90%", median(shares) >= 0.9)
 
 
@@ -59,15 +59,15 @@ def _latency(lone: LoadRow | None, busy: LoadRow | None) -> Iterator[Bar]:
     alone = lone.latency_ms["p99"]
     yield Bar("p99 of a lone request", f"{alone:.1f} ms")
     if busy is not None and (ratios := round_ratios(busy.p99_rounds, lone.p99_rounds)):
-        times = f"{median(ratios):.1f}x the lone one{_range(ratios, _times)}"
+        times = f"{median(ratios):.1f}x the lone one{_range(ratios, '{:.1f}x')}"
         met = median(ratios) <= 4 and busy.keeps_up
         yield Bar("p99 at 70% load", f"{busy.latency_ms['p99']:.1f} ms, {times}", "<= 4x", met)
 
 
 def _under_overload(most: LoadRow, overload: LoadRow) -> Iterator[Bar]:
-    if shares := round_ratios(overload.goodput_rounds, most.goodput_rounds):
-        value = f"{median(shares):.0%} of the most{_range(shares, _percent)}"
-        yield Bar(f"goodput at {overload.level} load", value, ">= 90%", median(shares) >= 0.9)
+    shares = round_ratios(overload.goodput_rounds, most.goodput_rounds) or [0.0]
+    value = f"{median(shares):.0%} of the most{_range(shares, '{:.0%}')}"
+    yield Bar(f"goodput at {overload.level} load", value, ">= 90%", median(shares) >= 0.9)
     if overload.refusal_ms:
         slowest = overload.refusal_ms["max"]
         value = f"{slowest:.1f} ms (p99 {overload.refusal_ms['p99']:.1f})"
@@ -82,14 +82,6 @@ def _under_overload(most: LoadRow, overload: LoadRow) -> Iterator[Bar]:
         yield Bar("memory", value, "flat", overload.memory_mb <= _FLAT * most.memory_mb)
 
 
-def _range(values: Sequence[float], shown: Callable[[float], str]) -> str:
+def _range(values: Sequence[float], pattern: str) -> str:
     """Of the rounds, if there are several."""
-    return f" ({shown(min(values))} to {shown(max(values))})" if len(values) > 1 else ""
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.1f}x"
+    return f" ({pattern.format(min(values))} to {pattern.format(max(values))})" if len(values) > 1 else ""

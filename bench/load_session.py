@@ -88,6 +88,7 @@ def _run_round(
     servers: Sequence[LoadServer], number: int, settings: LoadSettings, offline: Offline | None, progress: Progress
 ) -> None:
     """All that is compared with each other, one after the other: the speed of a machine changes within minutes."""
+    about = f"round {number + 1} of {settings.rounds}"
 
     def each(what: str, turn: Callable[[LoadServer], None]) -> None:
         for server in _rotated(servers, number):
@@ -95,7 +96,6 @@ def _run_round(
             _calm_down(servers)
             turn(server)
 
-    about = f"round {number + 1} of {settings.rounds}"
     each(LONE, partial(LoadServer.closed_turn, level=LONE, number=number))
     if offline is not None:
         progress(f"{about}, {offline.source}")

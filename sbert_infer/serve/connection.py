@@ -39,7 +39,6 @@ class Connection(HttpToolsProtocol):
     _passes_on = False  # the request that comes in
     _refusal: Refusal | None = None  # that it gets instead, when all of it has come
     _header_bytes = 0  # and of all else that is no body: trailers, extensions of chunks
-    _piece_bytes = 0  # of what came last
     _between = True  # requests: the next byte begins one
     _refused: Refusal | None = None  # what the last request got, if it was refused here
     _same_head: SameHead | None = None  # of one that was, and its path
@@ -74,8 +73,7 @@ class Connection(HttpToolsProtocol):
         """Some bytes of a request. Counted here, since the parser tells of a header only when it has all of it."""
         if self._same_head is not None and self._refuse_again(self._same_head, data):
             return
-        whole, self._refused = self._between and data, None
-        self._piece_bytes = len(data)
+        whole, self._refused = data if self._between else b"", None
         self._header_bytes += len(data)
         self._unset_keepalive_if_required()
         while data:
@@ -125,11 +123,11 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The application takes over, with a time limit of its own for the body; or nobody needs to."""
-        in_pieces, self._header_bytes = bool(self._header_bytes), 0
+        self._header_bytes = 0
         self._in_headers = False
         self._expect_no_headers()
         self._refusal, self._passes_on = None, False
-        if (in_pieces or self._piece_bytes > _MAX_HEADER_BYTES) and _size(self.headers) > _MAX_HEADER_BYTES:
+        if _size(self.headers) > _MAX_HEADER_BYTES:  # what came with the first byte was not counted
             self._end_for_headers()
         if self.parser.should_upgrade():
             return  # it comes again, or is refused
@@ -163,7 +161,7 @@ class Connection(HttpToolsProtocol):
         """The server is about to end. A request may be on its way: it is answered, if it comes soon."""
         if self._refusal is not None:
             self._refuse(self._refusal, close=True)
-        elif self.cycle is None or self.cycle.response_complete:
+        elif self._is_answered:
             self.loop.call_later(_LAST_REQUEST_S, super().shutdown)
         else:
             super().shutdown()
@@ -182,8 +180,8 @@ class Connection(HttpToolsProtocol):
         """Whether it is a client's turn, and no other timer runs: bytes that begin no request end uvicorn's own."""
         if self.pipeline or self.transport.is_closing():
             return False
-        answered = self.cycle is None or self.cycle.response_complete
-        return self._in_headers or self._refusal is not None or (answered and self.timeout_keep_alive_task is None)
+        idles = self._is_answered and self.timeout_keep_alive_task is None
+        return self._in_headers or self._refusal is not None or idles
 
     def _refusal_in_advance(self) -> Refusal | None:
         """What the gate says, if the connection itself may answer: nothing is before it, or waits to be read."""
@@ -191,9 +189,13 @@ class Connection(HttpToolsProtocol):
             return None
         return self.gate.refusal(self.parser.get_method(), self.url, self.headers)
 
+    @property
+    def _is_answered(self) -> bool:
+        """Whether no request that was passed on waits for its answer."""
+        return self.cycle is None or self.cycle.response_complete
+
     def _may_answer(self) -> bool:
-        busy = self.cycle is not None and not self.cycle.response_complete
-        return not (busy or self.flow.write_paused or self.transport.is_closing())
+        return self._is_answered and not self.flow.write_paused and not self.transport.is_closing()
 
     def _refuse_again(self, head: SameHead, data: bytes) -> bool:
         """Refuse a request like one before, without a look at its head.

@@ -148,6 +148,15 @@ def test_bars_are_of_the_median_round() -> None:
     assert found["goodput at 5x load"] == ("91% of the most (80% to 94%)", True)
 
 
+def test_a_server_that_gets_nothing_right_misses_its_bar() -> None:
+    nothing = [
+        summarise("a", SATURATION, [Turn(1.0, 9, None, [5.0] * 9)]),
+        summarise("a", "5x", [Turn(1.0, 50, 50.0, [5.0] * 9, watched_s=1.0)]),
+    ]
+    found = {bar.what: bar for bar in bars(LoadResults({}, [{"name": "a"}], nothing), "a")}
+    assert (found["goodput at 5x load"].value, found["goodput at 5x load"].met) == ("0% of the most", False)
+
+
 def test_rounds_are_pooled_not_averaged() -> None:
     turns = [
         Turn(1.0, 99, 99.0, [1.0] * 99, right=99, right_texts=99, memory_mb=10.0),
