@@ -44,7 +44,7 @@ test: lint $(CLIENTS)/.installed ## lint, then run every test
 	SBERT_INFER_OTHER_TRITON=$(CURDIR)/$(OTHER_TRITON) $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # What is left of a traceback if there is no GPU: one line, and an exit code that is not 0.
-NEEDS_GPU := $(BIN)/python -c 'import sys; from sbert_infer.cuda import driver_problem as p; p() and sys.exit("no GPU: " + p())'
+NEEDS_GPU := $(BIN)/python -c 'import sys; from sbert_infer.backends.tensorrt.cuda import driver_problem as p; p() and sys.exit("no GPU: " + p())'
 
 test-gpu: setup ## run the tests that need an NVIDIA GPU
 	$(NEEDS_GPU)
@@ -84,7 +84,7 @@ bench-serve: setup $(RIVALS)/.installed ## sbert-serve under load, against infin
 	$(BIN)/sbert-export "$$($(MINILM))" --force -o minilm.onnx
 	model="$$($(MINILM))"; export HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 INFINITY_ANONYMOUS_USAGE_STATS=0; \
 	$(BIN)/sbert-serve minilm.onnx --port 8090 >serve.log 2>&1 & ours=$$!; \
-	$(RIVALS)/bin/python bench/plain_server.py "$$model" --port 8091 >plain.log 2>&1 & plain=$$!; \
+	$(RIVALS)/bin/python bench/inside/plain_server.py "$$model" --port 8091 >plain.log 2>&1 & plain=$$!; \
 	$(RIVALS)/bin/infinity_emb v2 --model-id "$$model" --engine torch --device cpu --host 127.0.0.1 --port 8092 \
 		>infinity.log 2>&1 & infinity=$$!; \
 	trap 'kill $$ours $$plain $$infinity' EXIT; \

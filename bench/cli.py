@@ -24,7 +24,7 @@ from sbert_infer.bench.console import (
 )
 
 if TYPE_CHECKING:
-    from sbert_infer.bench.results import Results
+    from sbert_infer.bench.report.results import Results
 
 EXAMPLES = """\b
 Examples:
@@ -108,9 +108,9 @@ def run(
 ) -> None:
     """Measure exported models against the eager PyTorch reference and other libraries."""
     with plain_errors(), temporary_folder() as folder, progress_line() as progress:
+        from sbert_infer.bench.contest.models_under_test import open_subject
+        from sbert_infer.bench.report.table import render_table
         from sbert_infer.bench.session import Settings, run_session
-        from sbert_infer.bench.subject import open_subject
-        from sbert_infer.bench.table import render_table
 
         check_outputs(json_file, html_file)
         if only_quality:
@@ -145,8 +145,8 @@ def run(
 def compare(before: Path, after: Path, tolerance: float) -> None:
     """Show what got slower or faster between two JSON files; exit with 1 if one of ours got slower."""
     with plain_errors():
-        from sbert_infer.bench import compare as comparison
-        from sbert_infer.bench.results import ResultsError, load_results
+        from sbert_infer.bench.report import compare as comparison
+        from sbert_infer.bench.report.results import ResultsError, load_results
 
         old, new = load_results(before), load_results(after)
         changes = comparison.compare(old, new)
@@ -165,7 +165,7 @@ def main() -> None:
     if arguments[:1] == ["compare"]:
         compare(arguments[1:], prog_name="sbert-bench compare")
     if "--serve" in arguments:
-        from sbert_infer.bench.load_cli import load
+        from sbert_infer.bench.load.cli import load
 
         load([argument for argument in arguments if argument != "--serve"], prog_name="sbert-bench --serve")
     run(prog_name="sbert-bench")
@@ -175,7 +175,7 @@ _LATENCY_TEXTS = 100
 
 
 def _check_only_quality(has_data: bool, has_speed: bool) -> None:
-    from sbert_infer.bench.subject import BenchError
+    from sbert_infer.bench.contest.models_under_test import BenchError
 
     if not has_data:
         raise BenchError("--only-quality needs data: add --sts, --pairs or --beir")
@@ -184,7 +184,7 @@ def _check_only_quality(has_data: bool, has_speed: bool) -> None:
 
 
 def _interpreter(path: str | None) -> str:
-    from sbert_infer.bench.subject import BenchError
+    from sbert_infer.bench.contest.models_under_test import BenchError
 
     if not path:
         return sys.executable
@@ -195,8 +195,8 @@ def _interpreter(path: str | None) -> str:
 
 
 def _write(results: Results, json_file: Path | None, html_file: Path | None) -> None:
-    from sbert_infer.bench.page import render_page
-    from sbert_infer.bench.results import save_results
+    from sbert_infer.bench.report.page import render_page
+    from sbert_infer.bench.report.results import save_results
 
     if json_file is not None:
         save_results(results, json_file)

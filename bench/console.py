@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import click
 
+from sbert_infer._util.files import staged
 from sbert_infer.errors import SbertInferError
-from sbert_infer.files import staged
 
 __all__ = [
     "DATASET",
@@ -64,7 +64,7 @@ def make_workloads(names: tuple[str, ...], file: Path | None, num_texts: int, se
 
 def check_outputs(*files: Path | None) -> None:
     """Before the long run, not after it."""
-    from sbert_infer.bench.subject import BenchError
+    from sbert_infer.bench.contest.models_under_test import BenchError
 
     for file in files:
         if file is not None and not file.absolute().parent.is_dir():

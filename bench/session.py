@@ -11,21 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from sbert_infer.bench.exam import add_quality, examine, make_tasks
-from sbert_infer.bench.measure import Meeting
-from sbert_infer.bench.quality import Task
-from sbert_infer.bench.remote import RemoteWorker, WorkerError
-from sbert_infer.bench.results import QUALITY, Results, Row, WorkloadFacts
-from sbert_infer.bench.rivals import PACKAGES, Contestant, line_up, not_installed
-from sbert_infer.bench.scoring import score, score_quality
-from sbert_infer.bench.stamp import machine_stamp
+from sbert_infer._util.cores import usable_cores
+from sbert_infer.bench.contest.lineup import PACKAGES, Contestant, line_up, not_installed
+from sbert_infer.bench.contest.models_under_test import BenchError, Subject, check_weights
+from sbert_infer.bench.contest.process import RemoteWorker, WorkerError
+from sbert_infer.bench.contest.rounds import Meeting
+from sbert_infer.bench.quality.evaluate import add_quality, examine, make_tasks
+from sbert_infer.bench.quality.tasks import Task
+from sbert_infer.bench.report.machine import machine_stamp
+from sbert_infer.bench.report.results import QUALITY, Results, Row, WorkloadFacts
+from sbert_infer.bench.report.verdict import score, score_quality
 from sbert_infer.bench.stats import flops
-from sbert_infer.bench.subject import BenchError, Subject, check_weights
 from sbert_infer.bench.workloads import make_pairs
-from sbert_infer.cores import usable_cores
-from sbert_infer.pair_tokenizer import PairTokenizer
-from sbert_infer.texts import Text, prepend
-from sbert_infer.tokenizer import Tokenizer
+from sbert_infer.text.inputs import Text, prepend
+from sbert_infer.text.pair_tokenizer import PairTokenizer
+from sbert_infer.text.tokenizer import Tokenizer
 
 __all__ = ["Settings", "run_session"]
 

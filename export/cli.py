@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from sbert_infer import __version__
-from sbert_infer.artifact import ENCODER, MULTI_VECTOR, RERANKER, SPARSE_ENCODER, Manifest
+from sbert_infer.artifact.onnx_file import ENCODER, MULTI_VECTOR, RERANKER, SPARSE_ENCODER, Manifest
 from sbert_infer.errors import ExportError, SbertInferError
 
 EXAMPLES = """\b
@@ -111,7 +111,7 @@ def main(
     """Turn a trained Sentence-BERT CHECKPOINT (a folder or a hub id) into one optimized file."""
     try:
         if inspect:
-            from sbert_infer.export.inspection import inspect as report
+            from sbert_infer.export.report import inspect as report
 
             click.echo(report(Path(checkpoint)))
             return
@@ -144,7 +144,7 @@ def main(
         if path.is_dir():
             path = path / exporter.default_output(checkpoint, options).name
         if triton_repository is not None:
-            _import("triton_repository").check_repository(path, triton_repository, force)
+            _import("triton_server.repository").check_repository(path, triton_repository, force)
         manifest = exporter.export(checkpoint, path, options, step=_silent_step if quiet else _printed_step)
         _warn_unfused(manifest, portable)
         _warn_plain(Path(checkpoint), manifest)
@@ -177,7 +177,7 @@ def _check_only(*names: str) -> None:
 
 
 def _write_repository(artifact: Path, folder: Path, force: bool, quiet: bool) -> None:
-    repository = _import("triton_repository").write_repository(artifact, folder, force=force)
+    repository = _import("triton_server.repository").write_repository(artifact, folder, force=force)
     if not quiet:
         click.echo(repository.summary())
 
@@ -288,8 +288,8 @@ def _parity(manifest: Manifest) -> str:
 
 def _engines(path: Path) -> list[str]:
     """What a plan has for GPUs."""
-    from sbert_infer.artifact import open_artifact
-    from sbert_infer.plan import Plan
+    from sbert_infer.artifact.onnx_file import open_artifact
+    from sbert_infer.artifact.plan_file import Plan
 
     plan = open_artifact(path)
     if not isinstance(plan, Plan):

@@ -6,26 +6,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from sbert_infer.artifact import Manifest
+from sbert_infer.artifact.onnx_file import Manifest
 from sbert_infer.errors import ExportError
-from sbert_infer.export.bge_m3 import check_heads, load_heads
-from sbert_infer.export.convert import convert
-from sbert_infer.export.cross_encoder import is_cross_encoder
-from sbert_infer.export.cross_encoder_export import export_cross_encoder
-from sbert_infer.export.fuse import count_fused
-from sbert_infer.export.int8 import Batch, calibration_samples, quantize
-from sbert_infer.export.multi_vector import is_multi_vector
-from sbert_infer.export.multi_vector_export import export_multi_vector
+from sbert_infer.export.checkpoint.reader import load
+from sbert_infer.export.families.cross_encoder.checkpoint import is_cross_encoder
+from sbert_infer.export.families.cross_encoder.family import export_cross_encoder
+from sbert_infer.export.families.multi_vector.checkpoint import is_multi_vector
+from sbert_infer.export.families.multi_vector.family import export_multi_vector
+from sbert_infer.export.graph.cpu_rewrites import tune
+from sbert_infer.export.graph.fuse import count_fused
+from sbert_infer.export.graph.trace import convert
 from sbert_infer.export.options import ExportOptions, Step, default_output, silent
-from sbert_infer.export.parity import MIN_COSINE, certify
-from sbert_infer.export.plan_export import export_plan
-from sbert_infer.export.probe import SENTENCES
-from sbert_infer.export.reference import Reference
-from sbert_infer.export.save import check_free, check_writable, stage
-from sbert_infer.export.source import load
-from sbert_infer.export.sparse_parity import certify_sparse, some_texts
-from sbert_infer.export.token_parity import check_tokens
-from sbert_infer.export.tune import tune
+from sbert_infer.export.plan_exporter import export_plan
+from sbert_infer.export.precision.int8 import Batch, calibration_samples, quantize
+from sbert_infer.export.reference.bge_m3 import check_heads, load_heads
+from sbert_infer.export.reference.encoder import Reference
+from sbert_infer.export.verify.parity import MIN_COSINE, certify
+from sbert_infer.export.verify.probe_texts import SENTENCES
+from sbert_infer.export.verify.sparse_parity import certify_sparse, some_texts
+from sbert_infer.export.verify.token_parity import check_tokens
+from sbert_infer.export.write import check_free, check_writable, stage
 
 __all__ = ["ExportOptions", "default_output", "export", "export_onnx"]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from .mean_pool import mean_pool
-from .twin import mean_pool_twin
+from sbert_infer.kernels.mean_pool import mean_pool
+from sbert_infer.kernels.reference import mean_pool_twin
 
 __all__ = ["main"]
 

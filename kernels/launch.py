@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from .mean_pool_kernel import mean_pool_combine_kernel, mean_pool_kernel, mean_pool_spans_kernel
-from .tiles import CHUNK_TOKENS, Tiles, pick_split, pick_tiles
+from sbert_infer.kernels.mean_pool_triton import mean_pool_combine_kernel, mean_pool_kernel, mean_pool_spans_kernel
+from sbert_infer.kernels.tiles import CHUNK_TOKENS, Tiles, pick_split, pick_tiles
 
 __all__ = ["launch_mean_pool", "launch_mean_pool_spans"]
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import torch
 
-from .twin import mean_pool_spans_twin, mean_pool_twin
+from sbert_infer.kernels.reference import mean_pool_spans_twin, mean_pool_twin
 
 __all__ = ["mean_pool", "mean_pool_packed", "mean_pool_spans"]
 
@@ -117,7 +117,7 @@ def _(
 def _kernels() -> ModuleType:
     """The launchers, imported when a GPU first asks for them: nothing else needs Triton."""
     try:
-        from . import launch
+        from sbert_infer.kernels import launch
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "triton":
             raise

@@ -4,10 +4,10 @@
 >>> Engine("model.onnx").encode(["a text", "another"])  # doctest: +SKIP
 """
 
-from .async_engine import AsyncEngine, AsyncStats
-from .call import Encoded
-from .engine import Engine
-from .errors import (
+from sbert_infer.async_engine import AsyncEngine, AsyncStats
+from sbert_infer.encode.pipeline import EncodeStats
+from sbert_infer.engine import Engine
+from sbert_infer.errors import (
     ArtifactError,
     CheckpointError,
     CorruptError,
@@ -25,8 +25,8 @@ from .errors import (
     VersionError,
     WorkerError,
 )
-from .pipeline import EncodeStats
-from .reranker import Reranker
+from sbert_infer.reranker import Reranker
+from sbert_infer.scheduling.call import Encoded
 
 __version__ = "0.1.0"
 

@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .artifact import ENCODER, RERANKER, SPARSE_ENCODER, check_kind
-from .call import CallOptions, Encoded, within
-from .call_queue import CallQueue
-from .engine import Engine
-from .errors import EngineError, OverloadedError, TruncationError, warn
-from .scheduler import Limits
-from .sparse import is_sparse, max_batch_texts
-from .texts import OnTruncate, Side, Text, as_list, as_pairs, as_texts, check_pairs, check_texts
-from .token_vectors import TokenVectors, check_has_tokens, token_vectors
-from .workers import Observe
+from sbert_infer.artifact.onnx_file import ENCODER, RERANKER, SPARSE_ENCODER, check_kind
+from sbert_infer.encode.sparse import is_sparse, max_batch_texts
+from sbert_infer.encode.tokens import TokenVectors, check_has_tokens, token_vectors
+from sbert_infer.engine import Engine
+from sbert_infer.errors import EngineError, OverloadedError, TruncationError, warn
+from sbert_infer.scheduling.call import CallOptions, Encoded, within
+from sbert_infer.scheduling.call_queue import CallQueue
+from sbert_infer.scheduling.scheduler import Limits
+from sbert_infer.scheduling.workers import Observe
+from sbert_infer.text.inputs import OnTruncate, Side, Text, as_list, as_pairs, as_texts, check_pairs, check_texts
 
 __all__ = ["AsyncEngine", "AsyncStats"]
 
-logger = logging.getLogger(__package__)
+logger = logging.getLogger("sbert_infer")
 
 Vectors = npt.NDArray[np.float32]
 

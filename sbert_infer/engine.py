@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .all_vectors import AllVectors, check_has_all, encode_all
-from .artifact import ENCODER, MULTI_VECTOR, SPARSE_ENCODER, TOKENS
-from .errors import warn
-from .late_chunking import Spans, check_can_pool, encode_spans
-from .mteb import encode_task, model_meta
-from .multi_vector import check_multi_vector, encode_multi_vector, is_multi_vector
-from .open_model import OpenModel
-from .output import (
+from sbert_infer.artifact.onnx_file import ENCODER, MULTI_VECTOR, SPARSE_ENCODER, TOKENS
+from sbert_infer.base_engine import OpenModel
+from sbert_infer.encode.hybrid import AllVectors, check_has_all, encode_all
+from sbert_infer.encode.late_chunking import Spans, check_can_pool, encode_spans
+from sbert_infer.encode.multi_vector import check_multi_vector, encode_multi_vector, is_multi_vector
+from sbert_infer.encode.pipeline import Window
+from sbert_infer.encode.precision import reduce_precision
+from sbert_infer.encode.results import (
     Asked,
     check_asked,
     check_filled,
@@ -30,13 +30,13 @@ from .output import (
     progress_bar,
     to_torch,
 )
-from .pipeline import Window
-from .precision import reduce_precision
-from .similarity import MULTI_SIMILARITIES, SIMILARITIES, pairwise_similarity, similarity
-from .sparse import as_csr, check_sparse, decode, encode_sparse, is_sparse, sparse_windows
-from .sparse_similarity import sparse_pairwise_similarity, sparse_similarity
-from .texts import as_list, as_texts, check_texts
-from .token_vectors import check_has_tokens, token_vectors
+from sbert_infer.encode.sparse import as_csr, check_sparse, decode, encode_sparse, is_sparse, sparse_windows
+from sbert_infer.encode.tokens import check_has_tokens, token_vectors
+from sbert_infer.errors import warn
+from sbert_infer.integrations.mteb import encode_task, model_meta
+from sbert_infer.similarity import MULTI_SIMILARITIES, SIMILARITIES, pairwise_similarity, similarity
+from sbert_infer.sparse_similarity import sparse_pairwise_similarity, sparse_similarity
+from sbert_infer.text.inputs import as_list, as_texts, check_texts
 
 __all__ = ["Engine"]
 

@@ -130,6 +130,10 @@ class SbertInferWarning(UserWarning):
 def warn(message: str) -> None:
     """Warn at the line that called into this package, however deep inside it the reason was found."""
     frame, depth = sys._getframe(1), 2  # `warnings` counts this function as the first
-    while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__package__")):
         frame, depth = frame.f_back, depth + 1
     warnings.warn(message, SbertInferWarning, stacklevel=depth)
+
+
+def _is_ours(package: object) -> bool:
+    return isinstance(package, str) and (package == __package__ or package.startswith(f"{__package__}."))

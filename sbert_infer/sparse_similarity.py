@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .sparse import scipy_sparse
+from sbert_infer.encode.sparse import scipy_sparse
 
 __all__ = ["sparse_pairwise_similarity", "sparse_similarity"]
 

@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked `gpu` are skipped, visibly, where there is none."""
-    from sbert_infer.cuda import driver_problem
+    from sbert_infer.backends.tensorrt.cuda import driver_problem
 
     problem = driver_problem()
     for item in items:
@@ -63,7 +63,7 @@ def make_checkpoint(once: Callable[..., Path]) -> Callable[..., Path]:
 
     Takes the options of `write_checkpoint`. The folder is shared: change only a `copy_checkpoint`.
     """
-    from tests.checkpoints import write_checkpoint
+    from tests.models.checkpoints import write_checkpoint
 
     def make(family: str = "bert", **options: Any) -> Path:
         key = repr(("checkpoint", family, sorted(options.items())))
@@ -86,7 +86,7 @@ def copy_checkpoint(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Cal
 @pytest.fixture(scope="session")
 def minilm_graph(minilm_path: Path, once: Callable[..., Path]) -> Path:
     """A file with the fused graph of the real all-MiniLM-L6-v2."""
-    from tests.exports import write_graph
+    from tests.models.exports import write_graph
 
     return once("minilm graph", "fused.onnx", lambda target: write_graph(minilm_path, "fused", target))
 
@@ -95,7 +95,7 @@ def minilm_graph(minilm_path: Path, once: Callable[..., Path]) -> Path:
 def minilm_onnx(minilm_path: Path, minilm_graph: Path, once: Callable[..., Path]) -> Path:
     """The FP32 artifact of the real all-MiniLM-L6-v2. Shared: change only a copy."""
     from sbert_infer.export.exporter import ExportOptions
-    from tests.exports import export_graph
+    from tests.models.exports import export_graph
 
     def make(target: Path) -> None:
         export_graph(minilm_path, target, ExportOptions(), lambda kind: minilm_graph)
@@ -110,7 +110,7 @@ _NOT_IN_GRAPHS = {"layout", "lower_case", "prompts", "default_prompt_name", "sim
 @pytest.fixture(scope="session")
 def graph_of(make_checkpoint: Callable[..., Path], once: Callable[..., Path]) -> Callable[..., Path]:
     """`graph_of("bert", "half", pooling=...)`: a file with the graph of a `make_checkpoint`; see `write_graph`."""
-    from tests.exports import write_graph
+    from tests.models.exports import write_graph
 
     def get(family: str = "bert", kind: str = "fused", **checkpoint_options: Any) -> Path:
         options = {name: value for name, value in checkpoint_options.items() if name not in _NOT_IN_GRAPHS}
@@ -126,7 +126,7 @@ def export_checkpoint(
 ) -> Callable[..., Path]:
     """`export_checkpoint("bert", int8=True, prompts=...)`: the artifact of a `make_checkpoint`, from its `graph_of`."""
     from sbert_infer.export.exporter import ExportOptions
-    from tests.exports import export_graph
+    from tests.models.exports import export_graph
 
     def export_once(
         family: str = "bert", *, int8: bool = False, fp16: bool = False, portable: bool = False, **checkpoint: Any
@@ -149,7 +149,7 @@ def export_checkpoint(
 @pytest.fixture(scope="session")
 def reranker_checkpoint(once: Callable[..., Path]) -> Path:
     """A small BERT cross-encoder with one label and a prompt, as sentence-transformers saves it today. Shared."""
-    from tests.cross_encoders import write_cross_encoder
+    from tests.models.cross_encoders import write_cross_encoder
 
     return once("reranker", "bert", lambda folder: write_cross_encoder(folder, prompts={"query": "find this: "}))
 

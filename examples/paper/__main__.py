@@ -59,7 +59,7 @@ def main(
     with _folder(output) as folder, _progress() as say:
         say("loading libraries")
         _quieten()
-        from .models import default_base
+        from examples.paper.models import default_base
 
         base = base or default_base()
         if models := [part for part in parts if part != SPEED]:
@@ -71,8 +71,8 @@ def main(
 def _quality(
     base: str, layers: int, models: list[str], nli: Path | None, sts: Path | None, pairs: int, folder: Path, say: Say
 ) -> None:
-    from .data import load_data
-    from .quality import HEADER, measure_quality, row
+    from examples.paper.data import load_data
+    from examples.paper.quality import HEADER, measure_quality, row
 
     data = load_data(nli, sts, pairs)
     tqdm.write(f"## Trained on {pairs} pairs or triplets, tested on {len(data.test)} other pairs\n\n{HEADER}")
@@ -81,8 +81,8 @@ def _quality(
 
 
 def _speed(base: str, num_sentences: int, num_sample: int, folder: Path, say: Say) -> None:
-    from ..documentation import sentences
-    from .speed import HEADER, measure_speed, row
+    from examples.documentation import sentences
+    from examples.paper.speed import HEADER, measure_speed, row
 
     say("reading sentences")
     texts = sentences(num_sentences)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from .scenes import CONTRADICTION, ENTAILMENT, Pair, make_nli, make_sts
+from examples.paper.scenes import CONTRADICTION, ENTAILMENT, Pair, make_nli, make_sts
 
 __all__ = ["Data", "Triplet", "load_data"]
 

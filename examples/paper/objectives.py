@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss, SoftmaxLoss, TripletLoss
 from transformers import PrinterCallback, ProgressCallback
 
-from .data import Data
+from examples.paper.data import Data
 
 __all__ = ["OBJECTIVES", "Objective", "train"]
 

@@ -10,12 +10,11 @@ from typing import Any
 
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
+from examples.paper.data import Data
+from examples.paper.models import POOLINGS, bi_encoder
+from examples.paper.objectives import OBJECTIVES, train
 from sbert_infer import Engine
 from sbert_infer.export.exporter import export
-
-from .data import Data
-from .models import POOLINGS, bi_encoder
-from .objectives import OBJECTIVES, train
 
 __all__ = ["HEADER", "MODELS", "Quality", "measure_quality", "row"]
 

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from examples.paper.models import bi_encoder, cross_encoder
 from sbert_infer import Engine, Reranker
 from sbert_infer.export.exporter import export
-
-from .models import bi_encoder, cross_encoder
 
 __all__ = ["HEADER", "Pair", "Speed", "Timings", "measure_speed", "most_similar", "row"]
 

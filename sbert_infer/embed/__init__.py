@@ -1,5 +1,5 @@
 """Whole corpora: the command `sbert-embed`, and `Embedder` for pipelines of Ray Data."""
 
-from .embedder import Embedder
+from sbert_infer.embed.embedder import Embedder
 
 __all__ = ["Embedder"]

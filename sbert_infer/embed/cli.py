@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from sbert_infer import __version__
+from sbert_infer.encode.precision import PRECISIONS
 from sbert_infer.errors import EmbedError, SbertInferError
-from sbert_infer.precision import PRECISIONS
 
 EXAMPLES = """\b
 Examples:
@@ -125,11 +125,11 @@ def _embed(
         raise EmbedError(f"{', '.join(wrong)} can't be used {'with' if ray else 'without'} --ray")
     if ray is not None and ray not in ("auto", "local") and ":" not in ray:
         raise EmbedError(f"{ray!r} is no address of a Ray cluster: give HOST:PORT, or --ray=auto before other words")
-    command = _import("command")
+    command = _import("local")
     vectors = _import("job").Vectors(precision, normalize, truncate_dim, prompt_name, prompt)
     job = command.make_job(inputs, artifact, vectors=vectors, **job_options)
     if ray is not None:
-        on_ray = _import("ray_job")
+        on_ray = _import("ray.job")
         options = on_ray.RayOptions(None if ray == "auto" else ray, ray_cpus or 1, ray_gpus or 0, ray_actors)
         return str(on_ray.embed_on_ray(job, output, options, restart=restart, force=force, quiet=quiet))
     target = command.make_output(Path(output), format, compression)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..artifact import ENCODER
-from ..devices import Device
-from ..engine import Engine
-from ..precision import reduce_precision
+from sbert_infer.artifact.onnx_file import ENCODER
+from sbert_infer.backends.devices import Device
+from sbert_infer.encode.precision import reduce_precision
+from sbert_infer.engine import Engine
 
 __all__ = ["DenseEngine", "Embedder"]
 
@@ -69,7 +69,7 @@ class Embedder:
         texts = column.to_pylist() if hasattr(column, "to_pylist") else list(column)
         vectors = self.encode(texts)
         if hasattr(batch, "append_column"):  # an Arrow table
-            from .journal import fixed_lists
+            from sbert_infer.embed.write.journal import fixed_lists
 
             return batch.append_column(self.embedding_column, fixed_lists(vectors))
         if hasattr(batch, "assign"):  # a pandas frame

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..artifact import open_artifact, sha256
-from ..errors import EmbedError
-from ..pipeline import WINDOW_TEXTS
-from .blocks import Columns
-from .sources import Source
+from sbert_infer.artifact.onnx_file import open_artifact, sha256
+from sbert_infer.embed.read.rows import Columns
+from sbert_infer.embed.read.sources import Source
+from sbert_infer.encode.pipeline import WINDOW_TEXTS
+from sbert_infer.errors import EmbedError
 
 __all__ = ["PART_TEXTS", "Job", "Vectors"]
 

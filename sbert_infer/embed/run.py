@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..daemon_thread import in_daemon_thread
-from ..engine import Engine
-from ..errors import EmbedError
-from ..pipeline import Window
-from ..precision import reduce_precision
-from .job import Job
-from .journal import Journal, PartStats
-from .parts import Part, cut_parts
-from .progress import Progress
-from .writers import at_once
+from sbert_infer._util.threads import in_daemon_thread
+from sbert_infer.embed.job import Job
+from sbert_infer.embed.progress import Progress
+from sbert_infer.embed.read.parts import Part, cut_parts
+from sbert_infer.embed.write.journal import Journal, PartStats
+from sbert_infer.embed.write.output import at_once
+from sbert_infer.encode.pipeline import Window
+from sbert_infer.encode.precision import reduce_precision
+from sbert_infer.engine import Engine
+from sbert_infer.errors import EmbedError
 
 __all__ = ["embed_parts"]
 

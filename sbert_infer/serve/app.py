@@ -9,23 +9,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from ..artifact import RERANKER, SPARSE_ENCODER
-from .answers import json_response
-from .gate import Gate
-from .keys import KeyCheck, Keys
-from .metrics import Metrics
-from .models import Models
-from .openai import OpenAI
-from .openapi import describe
-from .operation import RUNS, Operation
-from .probes import Probes
-from .reranking import Reranking
-from .room import Room
-from .router import Router
-from .settings import Settings
-from .sparse import Sparse
-from .tei import Tei
-from .watch import Watch
+from sbert_infer.artifact.onnx_file import RERANKER, SPARSE_ENCODER
+from sbert_infer.serve.http.admission import Gate
+from sbert_infer.serve.http.auth import KeyCheck, Keys
+from sbert_infer.serve.http.body_memory import Room
+from sbert_infer.serve.http.operation import RUNS, Operation
+from sbert_infer.serve.http.request_log import Watch
+from sbert_infer.serve.http.router import Router
+from sbert_infer.serve.metrics import Metrics
+from sbert_infer.serve.models.registry import Models
+from sbert_infer.serve.routes.admin import Probes
+from sbert_infer.serve.routes.openai import OpenAI
+from sbert_infer.serve.routes.openapi import describe
+from sbert_infer.serve.routes.rerank import Reranking
+from sbert_infer.serve.routes.sparse import Sparse
+from sbert_infer.serve.routes.tei import Tei
+from sbert_infer.serve.settings import Settings
+from sbert_infer.serve.wire.responses import json_response
 
 __all__ = ["App", "make_app"]
 

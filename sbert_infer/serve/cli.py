@@ -132,7 +132,7 @@ def main(models: tuple[str, ...], api_key_file: Path | None, **options: Any) -> 
 def _import_server() -> tuple[Any, Any, Any]:
     """Imported late, for those who installed the runtime only."""
     try:
-        from sbert_infer.serve.keys import read_keys
+        from sbert_infer.serve.http.auth import read_keys
         from sbert_infer.serve.logs import logging_to_stderr
         from sbert_infer.serve.server import Server
     except ImportError as error:

@@ -16,10 +16,10 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from .. import __version__
-from ..workers import Observe
-from .model import Model
-from .models import Models
+from sbert_infer import __version__
+from sbert_infer.scheduling.workers import Observe
+from sbert_infer.serve.models.registry import Models
+from sbert_infer.serve.models.served_model import Model
 
 __all__ = ["ERROR_KINDS", "Metrics"]
 

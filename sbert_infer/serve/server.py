@@ -17,12 +17,12 @@ from typing import Any
 
 import uvicorn
 
-from .app import make_app
-from .connection import connection_class
-from .metrics import Metrics
-from .models import Models
-from .problems import Problem
-from .settings import Settings
+from sbert_infer.serve.app import make_app
+from sbert_infer.serve.http.connection import connection_class
+from sbert_infer.serve.metrics import Metrics
+from sbert_infer.serve.models.registry import Models
+from sbert_infer.serve.settings import Settings
+from sbert_infer.serve.wire.problems import Problem
 
 __all__ = ["Server"]
 

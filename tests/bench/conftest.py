@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from sbert_infer.artifact import open_artifact
-from sbert_infer.bench.results import Results, Row, WorkloadFacts
-from sbert_infer.bench.rivals import EAGER, Contestant
+from sbert_infer.artifact.onnx_file import open_artifact
+from sbert_infer.bench.contest.lineup import EAGER, Contestant
+from sbert_infer.bench.contest.models_under_test import Subject
+from sbert_infer.bench.inside.worker import Server
+from sbert_infer.bench.report.results import Results, Row, WorkloadFacts
 from sbert_infer.bench.session import Settings, run_session
-from sbert_infer.bench.subject import Subject
-from sbert_infer.bench.worker import Server
 from sbert_infer.bench.workloads import make_workload
 
 
@@ -78,7 +78,7 @@ def write_beir(folder: Path, texts: int = 30, queries: int = 6, *, overlap: bool
 def reranker(once: Callable[..., Path]) -> Path:
     """A small random reranker's checkpoint; its artifact is beside it."""
     from sbert_infer.export.exporter import export
-    from tests.cross_encoders import write_cross_encoder
+    from tests.models.cross_encoders import write_cross_encoder
 
     folder = once("bench reranker", "reranker", write_cross_encoder)
     once("bench reranker", "reranker.onnx", lambda target: export(folder, target))

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.onnx_file import open_artifact
 from sbert_infer.bench import session
-from sbert_infer.bench.page import render_page
-from sbert_infer.bench.results import Results, Row
-from sbert_infer.bench.rivals import EAGER
+from sbert_infer.bench.contest.lineup import EAGER
+from sbert_infer.bench.contest.models_under_test import BenchError, Subject, open_subject
+from sbert_infer.bench.report.page import render_page
+from sbert_infer.bench.report.results import Results, Row
+from sbert_infer.bench.report.table import render_table
 from sbert_infer.bench.session import Settings, run_session
-from sbert_infer.bench.subject import BenchError, Subject, open_subject
-from sbert_infer.bench.table import render_table
 from tests.bench.pages import Page
 
 RETRIEVAL = ("nDCG@10", "recall@10", "recall@100", "MRR@10")

@@ -15,13 +15,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sbert_infer import Engine, __version__
-from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.onnx_file import open_artifact
 from sbert_infer.export import exporter
 from sbert_infer.export.cli import _warn_plain, main
-from sbert_infer.export.fuse import count_fused
-from sbert_infer.export.parity import certify
-from sbert_infer.export.reference import Reference
-from tests.checkpoints import TEXTS, edit_json
+from sbert_infer.export.graph.fuse import count_fused
+from sbert_infer.export.reference.encoder import Reference
+from sbert_infer.export.verify.parity import certify
+from tests.models.checkpoints import TEXTS, edit_json
 
 MakeCheckpoint = Callable[..., Path]
 
@@ -59,7 +59,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("the work was begun")
 
-    monkeypatch.setattr("sbert_infer.export.source.read_checkpoint", fail)
+    monkeypatch.setattr("sbert_infer.export.checkpoint.reader.read_checkpoint", fail)
 
 
 def test_help() -> None:
@@ -99,7 +99,7 @@ def test_version() -> None:
 
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch, make_checkpoint: MakeCheckpoint) -> None:
-    for name in ("sbert_infer.export.exporter", "sbert_infer.export.source"):
+    for name in ("sbert_infer.export.exporter", "sbert_infer.export.checkpoint.reader"):
         monkeypatch.delitem(sys.modules, name)
         monkeypatch.delattr(name)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from sbert_infer.kernels import launch
 from sbert_infer.kernels.launch import launch_mean_pool, launch_mean_pool_spans
+from sbert_infer.kernels.reference import mean_pool_spans_twin, mean_pool_twin
 from sbert_infer.kernels.tiles import CHUNK_TOKENS
-from sbert_infer.kernels.twin import mean_pool_spans_twin, mean_pool_twin
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 # Against the twin in FP64: (absolute, relative). FP16 results may be off by their rounding.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sbert_infer.kernels.mean_pool import mean_pool, mean_pool_packed, mean_pool_spans
-from sbert_infer.kernels.twin import mean_pool_spans_twin, mean_pool_twin
+from sbert_infer.kernels.reference import mean_pool_spans_twin, mean_pool_twin
 
 pytestmark = pytest.mark.gpu
 

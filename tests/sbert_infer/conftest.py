@@ -68,7 +68,7 @@ def _sentence_transformer(path: Path) -> Any:
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """`lab(gpus=2)`: a `Lab`, with a double of that many GPUs. For tests that skip without TensorRT-RTX."""
-    from tests.tensorrt_lab import Lab
+    from tests.doubles.tensorrt_lab import Lab
 
     labs: list[Lab] = []
 

@@ -22,10 +22,10 @@ from sbert_infer import (
     SbertInferWarning,
     TruncationError,
 )
-from sbert_infer.call import Deadlines, guess_tokens
-from sbert_infer.tokenizer import Tokenizer
-from tests.checkpoints import ODD_TEXTS, TEXTS
-from tests.fake_backend import FakeBackend, Gate, install, run, until
+from sbert_infer.scheduling.call import Deadlines, guess_tokens
+from sbert_infer.text.tokenizer import Tokenizer
+from tests.doubles.backend import FakeBackend, Gate, install, run, until
+from tests.models.checkpoints import ODD_TEXTS, TEXTS
 
 
 @pytest.fixture

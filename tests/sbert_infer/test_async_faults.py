@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from sbert_infer import AsyncEngine, Engine, EngineError, TextError, WorkerError
-from sbert_infer.workers import Workers
-from tests.checkpoints import TEXTS
-from tests.fake_backend import FakeBackend, Gate, Vectors, install, run, until
+from sbert_infer.scheduling.workers import Workers
+from tests.doubles.backend import FakeBackend, Gate, Vectors, install, run, until
+from tests.models.checkpoints import TEXTS
 
 
 @pytest.fixture
@@ -336,7 +336,7 @@ def test_a_batch_that_ends_after_its_backend_was_replaced_holds_up_nobody(
 def test_after_too_many_hung_workers_only_a_new_process_helps(
     small: Engine, fakes: list[FakeBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbert_infer.workers._MAX_HUNG", 1)
+    monkeypatch.setattr("sbert_infer.scheduling.workers._MAX_HUNG", 1)
     gate = fakes[0].fault = Gate()
 
     async def main() -> None:

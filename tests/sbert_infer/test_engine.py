@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pytest
 
 from sbert_infer import Engine
-from tests.checkpoints import ODD_TEXTS, TEXTS
-from tests.graphs import assert_close
+from tests.models.checkpoints import ODD_TEXTS, TEXTS
+from tests.models.graphs import assert_close
 
 Vectors = npt.NDArray[np.float32]
 
@@ -91,7 +91,7 @@ def test_a_vector_does_not_depend_on_its_batch(
 def test_more_texts_than_one_window_keep_their_order(
     small: Engine, small_reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbert_infer.pipeline.WINDOW_TEXTS", 7)
+    monkeypatch.setattr("sbert_infer.encode.pipeline.WINDOW_TEXTS", 7)
     texts = [f"{text} {number}" for number in range(3) for text in TEXTS]  # 36 texts, 6 windows, the last not full
     texts += texts[:9]  # the same text in two windows
     np.testing.assert_allclose(small.encode(texts), small_reference.encode(texts), atol=2e-5, rtol=0)
@@ -147,7 +147,7 @@ def test_a_lone_surrogate_is_named(text: str, small: Engine) -> None:
 
 
 def test_the_index_of_a_bad_text_counts_all_texts(small: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbert_infer.pipeline.WINDOW_TEXTS", 4)
+    monkeypatch.setattr("sbert_infer.encode.pipeline.WINDOW_TEXTS", 4)
     with pytest.raises(TypeError, match="text 9 must be a str"):
         small.encode([*"abcdefghi", None])  # type: ignore[list-item]
     assert small.encode("still works").shape == (24,)

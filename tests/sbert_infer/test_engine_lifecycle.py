@@ -15,7 +15,7 @@ import pytest
 
 import sbert_infer
 from sbert_infer import Engine, EngineError
-from tests.checkpoints import TEXTS
+from tests.models.checkpoints import TEXTS
 
 
 def run(script: str, *arguments: object) -> str:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from sbert_infer import EncodeStats, Engine, SbertInferWarning, TruncationError
-from tests.checkpoints import TEXTS
+from tests.models.checkpoints import TEXTS
 
 LONG = " ".join(TEXTS)  # far over the small model's 64 tokens
 
 
 def test_by_default_one_warning_with_the_count(small: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbert_infer.pipeline.WINDOW_TEXTS", 2)
+    monkeypatch.setattr("sbert_infer.encode.pipeline.WINDOW_TEXTS", 2)
     with pytest.warns(SbertInferWarning) as caught:
         small.encode([LONG, "short", LONG, LONG + "!"])
     assert [str(warning.message) for warning in caught] == [
@@ -45,7 +45,7 @@ def test_the_prompt_counts(small: Engine) -> None:
 
 
 def test_error(small_onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbert_infer.pipeline.WINDOW_TEXTS", 2)
+    monkeypatch.setattr("sbert_infer.encode.pipeline.WINDOW_TEXTS", 2)
     with Engine(small_onnx, on_truncate="error") as engine:
         with pytest.raises(TruncationError, match="text 3 has more than 64 tokens"):
             engine.encode(["a", "b", "c", LONG, "d", "e"])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sbert_infer import Engine, SbertInferWarning
-from tests.checkpoints import TEXTS
+from tests.models.checkpoints import TEXTS
 
 MANY = [f"{text} {number}" for number in range(9) for text in TEXTS]  # 108: enough for stable ranges
 

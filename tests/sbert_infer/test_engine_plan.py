@@ -11,11 +11,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from sbert_infer import Engine, EngineError, SbertInferWarning, cuda
-from sbert_infer.onnx_model import PlanModel, open_session
-from sbert_infer.plan import CPU_GRAPH, MODEL, Plan, open_plan
-from tests.checkpoints import ODD_TEXTS, TEXTS
-from tests.graphs import cosine, tokens
+from sbert_infer import Engine, EngineError, SbertInferWarning
+from sbert_infer.artifact.plan_file import CPU_GRAPH, MODEL, Plan, open_plan
+from sbert_infer.backends.onnxruntime_session import PlanModel, open_session
+from sbert_infer.backends.tensorrt import cuda
+from tests.models.checkpoints import ODD_TEXTS, TEXTS
+from tests.models.graphs import cosine, tokens
 
 ALL_TEXTS = [*TEXTS, *ODD_TEXTS]
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from sbert_infer import Engine
-from tests.checkpoints import TEXTS
-from tests.graphs import assert_close
+from tests.models.checkpoints import TEXTS
+from tests.models.graphs import assert_close
 
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbert_infer.pipeline.WINDOW_TEXTS", 5)
+    monkeypatch.setattr("sbert_infer.encode.pipeline.WINDOW_TEXTS", 5)
 
 
 def test_encode_iter_gives_what_encode_gives(small: Engine) -> None:

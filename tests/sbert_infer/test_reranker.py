@@ -28,11 +28,11 @@ from sbert_infer import (
     SbertInferWarning,
     TruncationError,
 )
-from sbert_infer.artifact import append_metadata, open_artifact
+from sbert_infer.artifact.onnx_file import append_metadata, open_artifact
 from sbert_infer.export.exporter import export
-from sbert_infer.pair_tokenizer import PairTokenizer
-from tests.cross_encoders import PAIRS, cross_encoder, write_cross_encoder
-from tests.families import MAX_LENGTH, TEXTS
+from sbert_infer.text.pair_tokenizer import PairTokenizer
+from tests.models.cross_encoders import PAIRS, cross_encoder, write_cross_encoder
+from tests.models.families import MAX_LENGTH, TEXTS
 
 QUERY = TEXTS[0]
 DOCUMENTS = [*TEXTS[1:], TEXTS[3], "", " ".join(TEXTS), TEXTS[3]]  # one of them three times

@@ -11,7 +11,7 @@ from sentence_transformers import SimilarityFunction, util
 from sentence_transformers.sentence_transformer import evaluation
 
 from sbert_infer import Engine
-from tests.checkpoints import TEXTS
+from tests.models.checkpoints import TEXTS
 
 PAIRS = [
     ("A man plays the guitar.", "Someone is playing an instrument.", 0.8),

@@ -1,0 +1,1 @@
+"""Who is measured, in which process, and in what order."""

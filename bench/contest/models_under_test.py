@@ -1,0 +1,121 @@
+"""What is measured: artifacts of one checkpoint, and the checkpoint itself for the eager reference."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sbert_infer.artifact.onnx_file import ENCODER, RERANKER, Artifact, open_artifact
+from sbert_infer.backends.tensorrt import cuda
+from sbert_infer.errors import SbertInferError
+
+__all__ = ["BenchError", "Subject", "check_weights", "open_subject"]
+
+
+class BenchError(SbertInferError):
+    """A benchmark that can't be run as asked."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Artifacts of one model with one length limit, and where its checkpoint is."""
+
+    name: str
+    checkpoint: str  # a folder or a hub id
+    artifacts: tuple[Artifact, ...]
+
+    @property
+    def pairs(self) -> bool:
+        """Whether it is a reranker, whose texts are pairs."""
+        return self.artifacts[0].manifest.kind == RERANKER
+
+
+def open_subject(
+    sources: Sequence[str],
+    checkpoint: str | None,
+    folder: Path,
+    *,
+    trust_remote_code: bool = False,
+    announce: Callable[[str], object] = lambda line: None,
+) -> Subject:
+    """Open the artifacts among `sources`; export a checkpoint among them, in every precision, to `folder`."""
+    files = [source for source in sources if Path(source).is_file()]
+    checkpoints = [source for source in sources if source not in files]
+    if missing := [source for source in checkpoints if source.endswith((".onnx", ".plan"))]:
+        raise BenchError(f"{missing[0]} does not exist")
+    named = sorted({*checkpoints, *([checkpoint] if checkpoint else [])})
+    if len(named) > 1:
+        raise BenchError(f"one checkpoint at a time, got {len(named)}: {', '.join(named)}")
+    for source in checkpoints:
+        files += _export(source, folder, trust_remote_code, announce)
+    artifacts = tuple(open_artifact(file) for file in files)
+    _check_same(artifacts)
+    found = named[0] if named else _sibling(artifacts)
+    return Subject(artifacts[0].manifest.name, found, artifacts)
+
+
+def check_weights(subject: Subject, weights_sha256: str) -> None:
+    """Refuse a checkpoint whose weights are not those that the artifacts were made from."""
+    expected = subject.artifacts[0].manifest.weights_sha256
+    if weights_sha256 != expected:
+        raise BenchError(
+            f"{subject.artifacts[0].path} was not made from {subject.checkpoint}: its weights have sha256 "
+            f"{expected[:12]}, the checkpoint's {weights_sha256[:12]}; name the right one with --checkpoint"
+        )
+
+
+def _sibling(artifacts: Sequence[Artifact]) -> str:
+    """The folder beside an artifact that bears its name: model.onnx, model.int8.onnx or model.plan -> model/."""
+    tried = []
+    for artifact in artifacts:
+        folder = artifact.path.with_name(
+            artifact.path.name.removesuffix(".plan").removesuffix(".onnx").removesuffix(".int8")
+        )
+        if folder.is_dir():
+            return str(folder)
+        tried.append(str(folder))
+    places = ", ".join(dict.fromkeys(tried))
+    raise BenchError(f"the eager reference needs the checkpoint: no folder {places}; add --checkpoint FOLDER")
+
+
+def _check_same(artifacts: Sequence[Artifact]) -> None:
+    first = artifacts[0]
+    if first.manifest.kind not in (ENCODER, RERANKER):
+        kind = first.manifest.kind.replace("_", " ").replace("-", " ")
+        raise BenchError(f"{first.path} is a {kind}: sbert-bench measures models with one vector a text, and rerankers")
+    for other in artifacts[1:]:
+        if other.manifest.weights_sha256 != first.manifest.weights_sha256:
+            raise BenchError(f"{first.path} and {other.path} are of different checkpoints: measure one at a time")
+        if other.manifest.max_length != first.manifest.max_length:
+            lengths = f"{first.manifest.max_length} and {other.manifest.max_length}"
+            raise BenchError(f"{first.path} and {other.path} have different length limits: {lengths} tokens")
+
+
+def _export(source: str, folder: Path, trust_remote_code: bool, announce: Callable[[str], object]) -> list[str]:
+    """Export in a process of its own, so that this one stays small."""
+    made: list[str] = []
+    plan = [] if cuda.driver_problem() else [("model.plan", ["--fp16"])]
+    for name, flags in (("model.onnx", list[str]()), ("model.int8.onnx", ["--int8"]), *plan):
+        if made and name.endswith(".plan") and open_artifact(made[0]).manifest.kind == RERANKER:
+            continue  # there is no FP16 for them yet
+        announce(f"exporting {source} to {name}")
+        code = ["--trust-remote-code"] if trust_remote_code else []
+        command = [
+            sys.executable,
+            "-m",
+            "sbert_infer.export.cli",
+            source,
+            "-o",
+            str(folder / name),
+            "-q",
+            *flags,
+            *code,
+        ]
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)  # noqa: S603 - our own
+        if done.returncode:
+            raise BenchError(done.stderr.strip().removeprefix("error: ") or f"the export of {source} failed")
+        made.append(str(folder / name))
+    return made

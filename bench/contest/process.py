@@ -1,0 +1,105 @@
+"""The parent's end of a worker process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RemoteWorker", "WorkerError"]
+
+_SCRIPT = Path(__file__).resolve().parents[1] / "inside" / "worker.py"
+# Nothing may go over the network or call home while others are timed.
+_QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "INFINITY_ANONYMOUS_USAGE_STATS": "0",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TQDM_DISABLE": "1",
+}
+_CAN_STOP = hasattr(signal, "SIGSTOP")
+
+
+class WorkerError(Exception):
+    """A worker that died or could not do what it was asked. `signal` is the number of the signal that killed it."""
+
+    def __init__(self, message: str, signal: int = 0) -> None:
+        super().__init__(message)
+        self.signal = signal
+
+
+class RemoteWorker:
+    """A process that answers one request at a time, and is stopped, hence idle, whenever it is not asked.
+
+    Libraries keep threads that spin or poll: without the stop they would take time from whoever is being measured.
+    """
+
+    def __init__(self, python: str = sys.executable, environment: Mapping[str, str] | None = None) -> None:
+        self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed by `close`
+        kept = dict(os.environ)
+        if Path(python) != Path(sys.executable):  # another interpreter's packages are not this one's
+            for name in ("PYTHONPATH", "PYTHONHOME"):
+                kept.pop(name, None)
+        self._process = subprocess.Popen(  # noqa: S603 - our own script, in an interpreter the user chose
+            [python, str(_SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env={**kept, **_QUIET, **(environment or {})},
+            encoding="utf-8",
+            start_new_session=True,  # Ctrl-C is the parent's to handle
+        )
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """Send a request and wait for the answer."""
+        self._signal("SIGCONT")
+        assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101, PT018 - for mypy
+        try:
+            self._process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise self._death()
+        self._signal("SIGSTOP")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise WorkerError(answer["error"])
+        return answer
+
+    def close(self) -> None:
+        """Kill the process, whatever it does."""
+        with contextlib.suppress(BrokenPipeError):
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    stream.close()
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+    def log_tail(self, size: int = 2000) -> str:
+        """The end of what the process wrote to stderr."""
+        end = self._log.seek(0, 2)
+        self._log.seek(max(0, end - size))
+        return self._log.read().decode("utf-8", "replace").strip()
+
+    def _death(self) -> WorkerError:
+        code = self._process.wait()
+        last = (self.log_tail().splitlines() or [""])[-1].strip()
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return WorkerError(f"killed by {signal.Signals(-code).name}" + (f" ({last})" if last else ""), -code)
+        return WorkerError(f"exited with {code}" + (f": {last}" if last else ""))
+
+    def _signal(self, name: str) -> None:
+        if _CAN_STOP and self._process.poll() is None:
+            self._process.send_signal(getattr(signal, name))

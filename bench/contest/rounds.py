@@ -1,0 +1,292 @@
+"""The method: all contestants loaded, then rounds in which each runs once, in an order that rotates."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sbert_infer.bench.contest.lineup import BATCH_SIZES, Contestant
+from sbert_infer.bench.contest.models_under_test import BenchError
+from sbert_infer.bench.contest.process import RemoteWorker, WorkerError
+from sbert_infer.bench.stats import correlation, cosines
+from sbert_infer.text.inputs import Text
+
+__all__ = ["Difference", "Entrant", "Meeting"]
+
+Vectors = npt.NDArray[Any]
+
+_WARM_UP_EVERY = 4  # a quarter of the texts
+_TUNE_TEXTS = 128
+_LATENCY_TURN = 10  # texts that a contestant encodes one by one before the next has its turn
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between the scores of an entrant and the reference's."""
+
+    max_abs: float
+    spread: float  # standard deviation of the reference's: what `max_abs` is to be seen against
+    correlation: float | None  # lowest over the labels; None for a few pairs, which have no meaningful one
+
+
+@dataclass
+class Entrant:
+    """A contestant and how it fares on the current workload. `failure` is why it is out, for good."""
+
+    contestant: Contestant
+    worker: RemoteWorker | None = None
+    load_s: float | None = None
+    failure: str = ""
+    note: str = ""
+    same_as_own: bool = False  # its tuned configuration turned out to be the library's own
+    batch_size: int | None = None
+    turns: list[dict[str, Any]] = field(default_factory=list)  # the worker's answers, one a round
+    cosines: list[npt.NDArray[np.float64]] = field(default_factory=list)  # with the reference's vectors
+    differences: list[Difference] = field(default_factory=list)  # from the reference's scores, of rerankers
+    latencies_ms: list[float] = field(default_factory=list)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it takes part in the rounds."""
+        return not self.failure and not self.same_as_own
+
+    def start_over(self) -> None:
+        """Forget what belongs to one workload."""
+        self.same_as_own, self.batch_size = False, None
+        self.turns, self.cosines, self.differences, self.latencies_ms = [], [], [], []
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """Put a request to its worker."""
+        if self.worker is None:
+            raise WorkerError("it was never started")
+        return self.worker.ask(command, **arguments)
+
+    def attempt(self, action: Callable[[Entrant], object]) -> None:
+        """Do something with it unless it is out; if its worker fails, it is out from now on."""
+        if self.failure:
+            return
+        try:
+            action(self)
+        except WorkerError as error:
+            self.failure = str(error)
+            if self.worker is not None:
+                self.worker.close()
+
+
+class Meeting:
+    """All entrants, each in a process of its own. The first is the reference that the others are compared with."""
+
+    def __init__(self, folder: Path, rivals_python: str = sys.executable, *, pairs: bool = False) -> None:
+        """With `pairs`, texts are pairs of texts and vectors are scores."""
+        self._folder = folder
+        self._pairs = pairs
+        self._rivals_python = rivals_python
+        self._prepared: dict[str, Mapping[str, Any] | WorkerError] = {}
+        self._machine = RemoteWorker()  # measures the matrix product
+        self.entrants: list[Entrant] = []
+        self.peak_gflops: list[float] = []  # once a round
+        self._reference: Vectors | None = None
+
+    def enter(self, contestant: Contestant) -> Entrant:
+        """Start a contestant and load its model."""
+        entrant = Entrant(contestant)
+        self.entrants.append(entrant)
+        entrant.attempt(self._load)
+        self._check_reference()
+        return entrant
+
+    def start_workload(self, texts: Sequence[Text]) -> None:
+        """Hand out the texts, and forget the last workload."""
+        for entrant in self.entrants:
+            entrant.start_over()
+        self.peak_gflops = []
+        self.hand_out(texts)
+
+    def hand_out(self, texts: Sequence[Text]) -> None:
+        """Give everyone these texts."""
+        file = self._folder / "texts.json"
+        file.write_text(json.dumps(list(texts)), encoding="utf-8")
+        for entrant in self.entrants:
+            entrant.attempt(lambda one: one.ask("texts", file=str(file)))
+        self._reference = None
+
+    def warm_up(self, entrant: Entrant) -> None:
+        """Find the batch size of a tuned entrant, then let it encode a part of the texts."""
+        entrant.attempt(_tune)
+        if entrant.runs:
+            entrant.attempt(lambda one: one.ask("warm_up", every=_WARM_UP_EVERY, **_configuration(one)))
+
+    def turns(self, number: int) -> list[Entrant]:
+        """The entrants in the order in which they run in this round."""
+        running = [entrant for entrant in self.entrants if entrant.runs]
+        first = number % len(running)
+        return running[first:] + running[:first]
+
+    def measure_machine(self, cores: int) -> None:
+        """Once a round: what the machine can do just now."""
+        self.peak_gflops.append(float(self._machine.ask("gemm", cores=cores)["gflops"]))
+
+    def turn(self, entrant: Entrant) -> None:
+        """One entrant's turn in a round."""
+        file = str(self._vectors_file(entrant))
+        entrant.attempt(lambda one: one.turns.append(one.ask("encode", out=file, **_configuration(one))))
+        self._check_reference()
+
+    def compare(self) -> None:
+        """Compare what each entrant computed in this round with the reference's first vectors, not timed."""
+        for entrant in self.entrants:  # the reference comes first
+            file = self._vectors_file(entrant)
+            if file.exists():
+                vectors = np.load(file)
+                file.unlink()
+                self._reference = vectors if self._reference is None else self._reference
+                self._judge(entrant, vectors)
+
+    def keep_rounds(self, count: int) -> None:
+        """Forget all but the first `count` rounds."""
+        del self.peak_gflops[count:]
+        for entrant in self.entrants:
+            del entrant.turns[count:]
+
+    def latency_turns(self, count: int) -> list[tuple[Entrant, list[int]]]:
+        """Who encodes which of the first `count` texts one by one, in order. Tuning is about batches: not for one."""
+        starts = range(0, count, _LATENCY_TURN)
+        return [
+            (entrant, list(range(start, min(start + _LATENCY_TURN, count))))
+            for number, start in enumerate(starts)
+            for entrant in self.turns(number)
+            if not entrant.contestant.tuned
+        ]
+
+    def latency_turn(self, entrant: Entrant, rows: list[int]) -> None:
+        """Encode some texts one at a time."""
+        file = self._vectors_file(entrant)
+        entrant.attempt(lambda one: one.latencies_ms.extend(one.ask("latency", rows=rows, out=str(file))["ms"]))
+        if file.exists() and self._reference is not None:
+            self._judge(entrant, np.load(file), rows)
+            file.unlink()
+
+    def vectors(self, entrant: Entrant, prompt: str | None) -> Vectors | None:
+        """An entrant's vectors of all texts, compared with the reference's, which has its turn first; not timed.
+
+        None if it failed.
+        """
+        file = self._vectors_file(entrant)
+        entrant.attempt(lambda one: one.ask("encode", out=str(file), batch_size=None, by_length=False, prompt=prompt))
+        self._check_reference()
+        if not file.exists():
+            return None
+        vectors: Vectors = np.load(file)
+        file.unlink()
+        self._reference = vectors if self._reference is None else self._reference
+        self._judge(entrant, vectors)
+        return vectors
+
+    def close(self) -> None:
+        """Kill all workers."""
+        for worker in [self._machine, *(entrant.worker for entrant in self.entrants)]:
+            if worker is not None:
+                worker.close()
+
+    def __enter__(self) -> Meeting:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _load(self, entrant: Entrant) -> None:
+        contestant = entrant.contestant = self._prepare(entrant.contestant)
+        try:
+            self._start(entrant, {})
+        except WorkerError as error:
+            if error.signal != _SIGILL or not contestant.on_sigill:
+                raise
+            self._start(entrant, contestant.on_sigill)
+            settings = " ".join(f"{name}={value}" for name, value in contestant.on_sigill.items())
+            entrant.note = f"with {settings}: it crashes on this CPU without"
+
+    def _start(self, entrant: Entrant, environment: Mapping[str, str]) -> None:
+        if entrant.worker is not None:
+            entrant.worker.close()
+        entrant.worker = RemoteWorker(self._python(entrant.contestant), environment)
+        entrant.load_s = entrant.ask("load", spec=dict(entrant.contestant.spec))["seconds"]
+
+    def _prepare(self, contestant: Contestant) -> Contestant:
+        """Have the files made that it needs, once for all that need the same."""
+        if contestant.prepare is None:
+            return contestant
+        key = "-".join(contestant.prepare.values())
+        if key not in self._prepared:
+            made = self._make_files(contestant, key, {})
+            if isinstance(made, WorkerError) and made.signal == _SIGILL:
+                made = self._make_files(contestant, key, contestant.on_sigill)
+            self._prepared[key] = made
+        made = self._prepared[key]
+        if isinstance(made, WorkerError):
+            raise made
+        return replace(contestant, spec={**contestant.spec, **made})
+
+    def _make_files(
+        self, contestant: Contestant, key: str, environment: Mapping[str, str]
+    ) -> Mapping[str, Any] | WorkerError:
+        worker = RemoteWorker(self._python(contestant), environment)
+        try:
+            spec = {**contestant.spec, **(contestant.prepare or {}), "folder": str(self._folder / key)}
+            made: Mapping[str, Any] = worker.ask("prepare", spec=spec)["spec"]
+            return made
+        except WorkerError as error:
+            return error
+        finally:
+            worker.close()
+
+    def _python(self, contestant: Contestant) -> str:
+        return self._rivals_python if contestant.third_party else sys.executable
+
+    def _vectors_file(self, entrant: Entrant) -> Path:
+        return self._folder / f"vectors{self.entrants.index(entrant)}.npy"
+
+    def _judge(self, entrant: Entrant, vectors: Vectors, rows: list[int] | None = None) -> None:
+        """Compare vectors, maybe of some texts only, with the reference's. Of another shape, each is a cosine of 0."""
+        assert self._reference is not None  # noqa: S101 - for mypy
+        expected = self._reference if rows is None else self._reference[rows]
+        if self._pairs:
+            entrant.differences.append(_difference(vectors, expected, whole=rows is None))
+        else:
+            same = vectors.shape == expected.shape
+            entrant.cosines.append(cosines(vectors, expected) if same else np.zeros(len(expected)))
+
+    def _check_reference(self) -> None:
+        if reason := self.entrants[0].failure:
+            raise BenchError(f"the {self.entrants[0].contestant.name} reference can't run: {reason}")
+
+
+_SIGILL = getattr(Signals, "SIGILL", None)
+
+
+def _tune(entrant: Entrant) -> None:
+    contestant = entrant.contestant
+    if contestant.tuned:
+        size = entrant.ask("tune", sizes=list(BATCH_SIZES), count=_TUNE_TEXTS)["batch_size"]
+        entrant.batch_size = size
+        entrant.same_as_own = contestant.sorts and size == contestant.own_batch_size
+
+
+def _configuration(entrant: Entrant) -> dict[str, Any]:
+    return {"batch_size": entrant.batch_size, "by_length": entrant.contestant.tuned}
+
+
+def _difference(scores: Vectors, reference: Vectors, *, whole: bool) -> Difference:
+    """Both [pairs, labels]. Scores of another shape are infinitely wrong."""
+    spread = float(reference.std(axis=0).mean()) or float(np.abs(reference).mean())  # of equal scores, their size
+    if scores.shape != reference.shape:
+        return Difference(float("inf"), spread, 0.0)
+    found = [correlation(a, b) for a, b in zip(scores.T, reference.T, strict=True)] if whole and len(scores) > 1 else []
+    return Difference(float(np.abs(scores - reference).max()), spread, min(found, default=None))

@@ -1,0 +1,1 @@
+"""What runs in a contestant's own process. Imports nothing of ours at module level."""

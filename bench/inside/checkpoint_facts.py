@@ -1,0 +1,95 @@
+"""Facts about the checkpoint and the machine that only torch can tell. Asked of a worker, so that torch stays there."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+__all__ = ["describe_checkpoint", "flops_polynomial", "gemm_gflops"]
+
+Spec = dict[str, Any]  # `checkpoint`, `pairs` if it is a cross-encoder, `trust_remote_code`
+
+
+def describe_checkpoint(spec: Spec) -> Spec:
+    """What the contestants need to know of the checkpoint."""
+    from sbert_infer.export.checkpoint.checkpoint import weights_sha256
+
+    checkpoint = _read(spec)
+    facts = {"model": str(checkpoint.path.resolve()), "weights_sha256": weights_sha256(checkpoint)}
+    return facts if spec["pairs"] else {**facts, **_describe_modules(checkpoint)}
+
+
+def flops_polynomial(spec: Spec) -> list[float]:
+    """Coefficients c, a, b of the operations for one text, or pair, of n tokens: c + a n + b n^2.
+
+    Counted with plain attention, whose products PyTorch's counter knows. Three lengths settle three coefficients.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    reference = _load_reference(spec)
+    longest = min(64, reference.checkpoint.max_length)
+    lengths = sorted({max(1, longest // 4), max(2, longest // 2), max(3, longest)})
+    counts = []
+    for length in lengths:
+        ids = torch.ones((1, length), dtype=torch.int64)
+        with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+            reference(ids, torch.ones_like(ids))
+        counts.append(counter.get_total_flops())
+    fitted = np.linalg.solve(np.vander(np.array(lengths, float), 3, increasing=True), np.array(counts, float))
+    coefficients: list[float] = fitted.tolist()
+    return coefficients
+
+
+def gemm_gflops(cores: int, sizes: tuple[int, ...] = (512, 1024, 2048)) -> float:
+    """The most FP32 operations a second that a matrix product reaches here, in 1e9."""
+    import torch
+
+    torch.set_num_threads(cores)
+    best = 0.0
+    for size in sizes:
+        left, right = torch.rand(size, size), torch.rand(size, size)
+        deadline = time.perf_counter() + 0.15
+        while time.perf_counter() < deadline:
+            start = time.perf_counter()
+            left @ right
+            best = max(best, 2 * size**3 / (time.perf_counter() - start))
+    return best / 1e9
+
+
+def _read(spec: Spec) -> Any:
+    from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+    from sbert_infer.export.families.cross_encoder.checkpoint import read_cross_encoder
+
+    source, code = spec["checkpoint"], spec.get("trust_remote_code", False)
+    if spec["pairs"]:
+        return read_cross_encoder(source, trust_remote_code=code).checkpoint
+    return read_checkpoint(source, trust_remote_code=code)
+
+
+def _describe_modules(checkpoint: Any) -> Spec:
+    from sbert_infer.export.checkpoint.modules import NormalizeSpec, PoolingSpec
+
+    modules = checkpoint.modules
+    others = [module for module in modules if not isinstance(module, (PoolingSpec, NormalizeSpec))]
+    return {
+        "pooling": "+".join(checkpoint.pooling.modes),
+        "head": ", ".join(type(module).__name__.removesuffix("Spec") for module in others),
+        "normalized": any(isinstance(module, NormalizeSpec) for module in modules),
+        "dim": checkpoint.dim,
+    }
+
+
+def _load_reference(spec: Spec) -> Any:
+    from sbert_infer.export.families.cross_encoder.checkpoint import read_cross_encoder
+    from sbert_infer.export.families.cross_encoder.reference import load_pair_reference
+    from sbert_infer.export.reference.encoder import load_reference
+
+    if not spec["pairs"]:
+        return load_reference(_read(spec), attention="eager")
+    code = spec.get("trust_remote_code", False)
+    reference: Any = load_pair_reference(read_cross_encoder(spec["checkpoint"], trust_remote_code=code))
+    reference.encoder.set_attn_implementation("eager")
+    return reference

@@ -1,0 +1,263 @@
+"""How each contestant is loaded and called. Runs inside `worker.py`, maybe in an interpreter without sbert_infer.
+
+So it imports the standard library and numpy only; every other library is imported by the loader that needs it.
+A loader takes the `Spec` that lineup.py wrote and gives an `Encode`: texts, a batch size (None: the library's own
+default) and a prompt (None: the model's default) to vectors [texts, dim]. What a loader does beyond that is what the
+library's own documentation says to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Vectors = npt.NDArray[Any]
+Spec = dict[str, Any]
+Encode = Callable[[list[str], int | None, str | None], Vectors]
+
+
+class UnsupportedError(Exception):
+    """The library can't run this model at all."""
+
+
+# Ours ---------------------------------------------------------------------------------------------------------------
+
+
+def load_engine(spec: Spec) -> Encode:
+    """`sbert_infer.Engine` as anyone would use it."""
+    from sbert_infer import Engine
+
+    engine = Engine(spec["artifact"], device=spec.get("device"), on_truncate="ignore")
+
+    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
+        vectors: Vectors = engine.encode(texts, prompt=prompt, batch_size=batch_size)
+        return vectors
+
+    encode.padding = lambda: engine.last_stats.padding  # type: ignore[attr-defined]
+    return encode
+
+
+def load_eager(spec: Spec) -> Encode:
+    """The eager PyTorch reference. On CUDA, `dtype` and `attention` choose its faster forms."""
+    import torch
+
+    from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+    from sbert_infer.export.reference.encoder import load_reference
+
+    checkpoint = read_checkpoint(
+        spec["checkpoint"], max_length=spec.get("max_length"), trust_remote_code=spec.get("trust_remote_code", False)
+    )
+    reference = load_reference(checkpoint)
+    default = checkpoint.prompts[checkpoint.default_prompt_name] if checkpoint.default_prompt_name else ""
+    if spec.get("attention"):
+        encoder: Any = reference.encoder
+        encoder.set_attn_implementation(spec["attention"])
+    if spec.get("device", "cpu") != "cpu":
+        return _on_device(reference.to(spec["device"], getattr(torch, spec["dtype"])), default, spec["device"])
+
+    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
+        wanted = default if prompt is None else prompt
+        vectors = reference.encode(texts, prompt=wanted, batch_size=batch_size or 32)
+        return vectors[:, : checkpoint.truncate_dim]
+
+    return encode
+
+
+def _on_device(reference: Any, default: str, device: str) -> Encode:
+    import torch
+
+    @torch.inference_mode()
+    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
+        prompt = default if prompt is None else prompt
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        size = batch_size or 32
+        parts = []
+        for start in range(0, len(order), size):
+            ids, mask = reference.tokenize([prompt + texts[i] for i in order[start : start + size]])
+            skip = torch.tensor(reference.prompt_length(prompt), device=device)
+            parts.append(reference(ids.to(device), mask.to(device), skip))
+        vectors: Vectors = torch.cat(parts).float().cpu().numpy()  # the copy waits for the GPU to finish
+        return vectors[np.argsort(order), : reference.checkpoint.truncate_dim]
+
+    return encode
+
+
+def load_onnxruntime(spec: Spec) -> Encode:
+    """The artifact's graph in a session with default settings: batches in the given order, padded to the longest."""
+    import onnxruntime
+
+    from sbert_infer.artifact.onnx_file import open_artifact
+    from sbert_infer.text.tokenizer import Tokenizer
+
+    artifact = open_artifact(spec["artifact"])
+    manifest = artifact.manifest
+    tokenizer = Tokenizer(artifact.tokenizer_json, manifest.max_length, manifest.truncation_side)
+    session = onnxruntime.InferenceSession(spec["artifact"], providers=["CPUExecutionProvider"])
+    default = manifest.prompts[manifest.default_prompt_name] if manifest.default_prompt_name else ""
+
+    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
+        prompt = default if prompt is None else prompt
+        fixed = {} if manifest.include_prompt else {"prompt_length": np.array(tokenizer.prompt_length(prompt))}
+        parts, size = [], batch_size or 32
+        for start in range(0, len(texts), size):
+            batch = tokenizer([prompt + text for text in texts[start : start + size]])
+            rows = np.arange(len(batch.lengths))
+            ids, mask = batch.padded(rows, int(batch.lengths.max()), manifest.pad_id, manifest.padding_side)
+            parts.append(session.run(["sentence_embedding"], {"input_ids": ids, "attention_mask": mask, **fixed})[0])
+        vectors: Vectors = np.concatenate(parts)[:, : manifest.truncate_dim]
+        return vectors
+
+    return encode
+
+
+# Theirs -------------------------------------------------------------------------------------------------------------
+
+
+def load_sentence_transformers(spec: Spec) -> Encode:
+    """sentence-transformers with the backend that `spec` names; files it exports itself were made by `prepare`."""
+    from sentence_transformers import SentenceTransformer
+
+    options: Spec = {"model_kwargs": {"file_name": spec["file"]}} if spec.get("file") else {}
+    if spec["backend"] == "onnx":
+        options.setdefault("model_kwargs", {})["provider"] = "CPUExecutionProvider"
+    model = SentenceTransformer(
+        spec["model"],
+        device="cpu",
+        backend=spec["backend"],
+        trust_remote_code=spec.get("trust_remote_code", False),
+        **options,
+    )
+    if spec.get("max_length"):
+        model.max_seq_length = spec["max_length"]
+
+    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
+        options = {"batch_size": batch_size} if batch_size else {}
+        vectors: Vectors = model.encode(texts, prompt=prompt, show_progress_bar=False, **options)
+        return vectors
+
+    return encode
+
+
+def load_fastembed(spec: Spec) -> Encode:
+    """Fastembed with a custom model: the ONNX file that sentence-transformers exports of the same checkpoint."""
+    TextEmbedding: Any = importlib.import_module("fastembed").TextEmbedding
+    description: Any = importlib.import_module("fastembed.common.model_description")
+    kinds = description.PoolingType
+    pooling = {"mean": kinds.MEAN, "cls": kinds.CLS, "lasttoken": kinds.LAST_TOKEN}
+    if spec["head"] or spec["pooling"] not in pooling:
+        raise UnsupportedError(f"fastembed has no {spec['head'] or spec['pooling'] + ' pooling'}")
+    TextEmbedding.add_custom_model(
+        model="sbert-bench/subject",
+        pooling=pooling[spec["pooling"]],
+        normalization=spec["normalized"],
+        sources=description.ModelSource(hf="sbert-bench/subject"),
+        dim=spec["dim"],
+        model_file="onnx/model.onnx",
+    )
+    model = TextEmbedding("sbert-bench/subject", specific_model_path=spec["model"], cuda=False)
+
+    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
+        texts = [(prompt or "") + text for text in texts]
+        return np.stack(list(model.embed(texts, **({"batch_size": batch_size} if batch_size else {}))))
+
+    return encode
+
+
+def load_infinity(spec: Spec) -> Encode:
+    """Infinity's torch engine through its Python interface. Its batch size is fixed when it starts."""
+    infinity: Any = importlib.import_module("infinity_emb")
+    loop = asyncio.new_event_loop()
+    engines: dict[int | None, Any] = {}
+
+    def start(batch_size: int | None) -> Any:
+        options: Spec = {"batch_size": batch_size} if batch_size else {}
+        arguments = infinity.EngineArgs(
+            model_name_or_path=spec["model"], engine="torch", device="cpu", model_warmup=False, **options
+        )
+        engine = infinity.AsyncEmbeddingEngine.from_args(arguments)
+        loop.run_until_complete(engine.astart())
+        return engine
+
+    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
+        texts = [(prompt or "") + text for text in texts]
+        if batch_size not in engines:
+            for engine in engines.values():
+                loop.run_until_complete(engine.astop())
+            engines.clear()
+            engines[batch_size] = start(batch_size)
+        vectors, _ = loop.run_until_complete(engines[batch_size].embed(sentences=texts))
+        return np.stack(vectors)
+
+    return encode
+
+
+# For testing the benchmark itself -----------------------------------------------------------------------------------
+
+
+def load_fake(spec: Spec) -> Encode:
+    """Stands in for a library that misbehaves, so that the benchmark's own tests can watch how it is dealt with."""
+    right = load_engine(spec)
+
+    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
+        if len(texts) == 1:  # it loads well
+            return right(texts, batch_size, prompt)
+        if spec["fault"] == "crash":
+            raise SystemExit("the fake contestant was told to crash")
+        if spec["fault"] == "error":
+            raise RuntimeError("the fake contestant was told to fail")
+        print("chatter on stdout, which must not disturb the protocol")
+        return np.roll(right(texts, batch_size, prompt), 1, axis=0)
+
+    return encode
+
+
+LOADERS: dict[str, Callable[[Spec], Encode]] = {
+    "engine": load_engine,
+    "eager": load_eager,
+    "onnxruntime": load_onnxruntime,
+    "sentence-transformers": load_sentence_transformers,
+    "fastembed": load_fastembed,
+    "infinity": load_infinity,
+    "fake": load_fake,
+}
+
+
+# Files that a library makes of the checkpoint before it can run it --------------------------------------------------
+
+
+def prepare(spec: Spec) -> Spec:
+    """Let sentence-transformers export the checkpoint to `folder`; gives what the contestant's spec then needs."""
+    from sentence_transformers import SentenceTransformer
+
+    folder = Path(spec["folder"])
+    code = spec.get("trust_remote_code", False)
+    model = SentenceTransformer(spec["model"], device="cpu", backend=spec["backend"], trust_remote_code=code)
+    if spec["prepare"] == "int8":
+        from sentence_transformers import export_dynamic_quantized_onnx_model
+
+        export_dynamic_quantized_onnx_model(model, quantization_config(), str(folder))
+    elif spec["prepare"] == "O3":
+        from sentence_transformers import export_optimized_onnx_model
+
+        export_optimized_onnx_model(model, "O3", str(folder))
+    model.save_pretrained(str(folder))  # the tokenizer and the modules that belong to the graph
+    made = [path for path in sorted(folder.rglob("*.onnx")) if path.name != "model.onnx"]
+    return {"model": str(folder), **({"file": f"onnx/{made[0].name}"} if made else {})}
+
+
+def quantization_config() -> str:
+    """The name sentence-transformers has for this CPU's best 8-bit arithmetic."""
+    if platform.machine().lower() in ("arm64", "aarch64"):
+        return "arm64"
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return "avx2"
+    return next((name for name in ("avx512_vnni", "avx512", "avx2") if name in flags), "avx2")

@@ -1,0 +1,92 @@
+"""How each contestant scores pairs of texts, for rerankers. Runs inside `worker.py`, as `loaders.py` does.
+
+A loader gives a `Score`: pairs, a batch size (None: the library's own default) and a prompt (None: the model's default)
+to scores [pairs, labels], before the activation, which would hide differences between large ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Scores = npt.NDArray[Any]
+Spec = dict[str, Any]
+Score = Callable[[list[list[str]], int | None, str | None], Scores]
+
+
+def load_reranker(spec: Spec) -> Score:
+    """`sbert_infer.Reranker` as anyone would use it."""
+    from sbert_infer import Reranker
+
+    reranker = Reranker(spec["artifact"], device=spec.get("device"), on_truncate="ignore")
+
+    def score(pairs: list[list[str]], batch_size: int | None, prompt: str | None) -> Scores:
+        scores = reranker.predict(pairs, prompt=prompt, batch_size=batch_size, activation_fn="identity")
+        return np.asarray(scores).reshape(len(pairs), -1)
+
+    score.padding = lambda: reranker.last_stats.padding  # type: ignore[attr-defined]
+    return score
+
+
+def load_eager(spec: Spec) -> Score:
+    """The eager PyTorch reference."""
+    from sbert_infer.export.families.cross_encoder.reference import load_pair_reference
+
+    cross_encoder = _read(spec)
+    reference = load_pair_reference(cross_encoder)
+    known = cross_encoder.checkpoint
+    default = known.prompts[known.default_prompt_name] if known.default_prompt_name else ""
+
+    def score(pairs: list[list[str]], batch_size: int | None, prompt: str | None) -> Scores:
+        before = default if prompt is None else prompt
+        scores: Scores = reference.score([(before + left, right) for left, right in pairs], batch_size=batch_size or 32)
+        return scores
+
+    return score
+
+
+def load_cross_encoder(spec: Spec) -> Score:
+    """sentence-transformers' `CrossEncoder`."""
+    from sentence_transformers import CrossEncoder
+    from torch.nn import Identity
+
+    model = CrossEncoder(
+        spec["model"],
+        device="cpu",
+        max_length=spec["max_length"],
+        trust_remote_code=spec.get("trust_remote_code", False),
+    )
+
+    def score(pairs: list[list[str]], batch_size: int | None, prompt: str | None) -> Scores:
+        options: Spec = {"batch_size": batch_size} if batch_size else {}
+        if prompt is not None:
+            options["prompt"] = prompt
+        scores = model.predict(pairs, show_progress_bar=False, activation_fn=Identity(), **options)
+        return np.asarray(scores).reshape(len(pairs), -1)
+
+    return score
+
+
+def load_fake(spec: Spec) -> Score:
+    """Stands in for a library with wrong scores, so that the benchmark's own tests can watch how it is dealt with."""
+    right = load_reranker(spec)
+    return lambda pairs, batch_size, prompt: right(pairs, batch_size, prompt) + spec["error"]
+
+
+LOADERS: dict[str, Callable[[Spec], Score]] = {
+    "engine": load_reranker,
+    "eager": load_eager,
+    "cross-encoder": load_cross_encoder,
+    "fake": load_fake,
+}
+
+
+def _read(spec: Spec) -> Any:
+    from sbert_infer.export.families.cross_encoder.checkpoint import read_cross_encoder
+
+    return read_cross_encoder(
+        spec["checkpoint"], max_length=spec.get("max_length"), trust_remote_code=spec.get("trust_remote_code", False)
+    )

@@ -1,0 +1,217 @@
+"""One contestant in a process of its own: `python worker.py`, one JSON request a line in, one JSON answer a line out.
+
+Standalone: it runs in whatever interpreter has the contestant's library, with or without sbert_infer, and imports the
+standard library and numpy only. `loaders.py` and `pair_loaders.py` lie beside it. Vectors go to .npy files,
+texts come in a JSON file. For rerankers, texts are pairs of texts, and vectors are scores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import importlib.metadata
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import numpy.typing as npt
+
+Vectors = npt.NDArray[Any]
+Request = dict[str, Any]
+Answer = dict[str, Any]
+
+_WAKE_TEXTS = 8  # encoded before each timing: a process that slept has cold threads and pages
+_TUNE_REPEATS = 2
+_TUNE_LONG_S = 5.0  # a trial this long needs no repetition
+
+
+class Server:
+    """Answers requests about one contestant. Each public method is a command; its arguments are the request's."""
+
+    def __init__(self, contestants: Any, pair_contestants: Any) -> None:
+        self._contestants = contestants
+        self._pair_contestants = pair_contestants
+        self._encode: Any = None
+        self._texts: list[Any] = []
+
+    def load(self, spec: Request) -> Answer:
+        """Load the contestant until it has encoded a first text, timed, imports included."""
+        start = time.perf_counter()
+        pairs = spec.get("pairs", False)
+        self._encode = (self._pair_contestants if pairs else self._contestants).LOADERS[spec["kind"]](spec)
+        first = "A first text."
+        self._encode([[first, first] if pairs else first], None, None)  # some libraries compile, or crash, only now
+        return {"seconds": time.perf_counter() - start}
+
+    def texts(self, file: str) -> Answer:
+        """Take the texts to be encoded from now on."""
+        self._texts = json.loads(Path(file).read_text(encoding="utf-8"))
+        return {"count": len(self._texts)}
+
+    def warm_up(self, batch_size: int | None, by_length: bool, every: int) -> Answer:
+        """Encode a part of the texts, the longest and the shortest among them."""
+        order = sorted(range(len(self._texts)), key=lambda row: characters(self._texts[row]))
+        rows = sorted({*order[::every], order[-1]})
+        self._run([self._texts[row] for row in rows], batch_size, by_length)
+        return {}
+
+    def tune(self, sizes: list[int], count: int) -> Answer:
+        """The batch size that is fastest on `count` of the texts, sorted by length."""
+        sample = self._texts[:: max(1, len(self._texts) // count)][:count]
+        seconds = {}
+        for size in sizes:
+            times = []
+            for _ in range(_TUNE_REPEATS):
+                start = time.perf_counter()
+                self._run(sample, size, by_length=True)
+                times.append(time.perf_counter() - start)
+                if times[0] > _TUNE_LONG_S:
+                    break
+            seconds[size] = min(times)  # the first may still set up what this size needs
+        return {"batch_size": min(seconds, key=lambda size: seconds[size]), "seconds": list(seconds.values())}
+
+    def encode(self, batch_size: int | None, by_length: bool, out: str, prompt: str | None = None) -> Answer:
+        """Encode all texts, timed from text to vectors in the order given."""
+        self._run(self._texts[:_WAKE_TEXTS], batch_size, by_length)
+        cpu, start = cpu_seconds(), time.perf_counter()
+        vectors = self._run(self._texts, batch_size, by_length, prompt)
+        seconds, cpu = time.perf_counter() - start, cpu_seconds() - cpu
+        np.save(out, np.asarray(vectors, np.float32))
+        padding = getattr(self._encode, "padding", None)
+        return {
+            "seconds": seconds,
+            "cpu_seconds": cpu,
+            "peak_mb": peak_memory_mb(),
+            "padding": padding() if padding else None,
+        }
+
+    def latency(self, rows: list[int], out: str) -> Answer:
+        """Encode some of the texts one at a time; milliseconds for each."""
+        self._run(self._texts[:1], None, by_length=False)
+        times, vectors = [], []
+        for row in rows:
+            start = time.perf_counter()
+            vectors.append(self._encode([self._texts[row]], None, None))
+            times.append(1e3 * (time.perf_counter() - start))
+        np.save(out, np.concatenate(vectors).astype(np.float32))
+        return {"ms": times}
+
+    def prepare(self, spec: Request) -> Answer:
+        """Let the library make files of the checkpoint."""
+        return {"spec": self._contestants.prepare(spec)}
+
+    def describe(self, spec: Request) -> Answer:
+        """What there is to know of the checkpoint."""
+        from sbert_infer.bench.inside.checkpoint_facts import describe_checkpoint
+
+        return {"checkpoint": describe_checkpoint(spec)}
+
+    def flops(self, spec: Request) -> Answer:
+        """Coefficients of the operations that a text takes, by its number of tokens."""
+        from sbert_infer.bench.inside.checkpoint_facts import flops_polynomial
+
+        return {"coefficients": flops_polynomial(spec)}
+
+    def gemm(self, cores: int) -> Answer:
+        """The machine's peak at matrix products, FP32."""
+        from sbert_infer.bench.inside.checkpoint_facts import gemm_gflops
+
+        return {"gflops": gemm_gflops(cores)}
+
+    def versions(self, packages: list[str]) -> Answer:
+        """The versions of those `packages` that are installed here."""
+        found = {}
+        for package in packages:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[package] = importlib.metadata.version(package)
+        return {"versions": found, "python": sys.version.split()[0]}
+
+    def cuda(self) -> Answer:
+        """Whether PyTorch sees a GPU, and whether flash attention is there for it."""
+        import importlib.util
+
+        torch: Any = importlib.import_module("torch")
+        flash = importlib.util.find_spec("flash_attn") is not None
+        return {"available": bool(torch.cuda.is_available()), "flash_attention": flash}
+
+    def _run(self, texts: list[Any], batch_size: int | None, by_length: bool, prompt: str | None = None) -> Vectors:
+        if not by_length:
+            vectors: Vectors = self._encode(texts, batch_size, prompt)
+            return vectors
+        order = sorted(range(len(texts)), key=lambda row: -characters(texts[row]))
+        sorted_vectors = np.asarray(self._encode([texts[row] for row in order], batch_size, prompt))
+        vectors = np.empty_like(sorted_vectors)
+        vectors[order] = sorted_vectors
+        return vectors
+
+
+def characters(text: Any) -> int:
+    """How many a text, or a pair of texts, has."""
+    return len(text) if isinstance(text, str) else sum(map(len, text))
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process, all threads, and of its children that have ended."""
+    children = os.times()
+    return time.process_time() + children.children_user + children.children_system
+
+
+def peak_memory_mb() -> float:
+    """The most memory this process ever held."""
+    try:  # unlike ru_maxrss, this forgets what the parent held when it started us
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
+    except (OSError, IndexError, ValueError):
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+
+
+def die_with_parent() -> None:
+    """On Linux, ask to be killed when the benchmark is, even while stopped."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def take_stdout() -> TextIO:
+    """The protocol's stream; whatever a library prints to stdout, even from C, goes to stderr instead."""
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return stream
+
+
+def answer(server: Server, line: str) -> Answer:
+    """Carry out one request; an error becomes its message."""
+    request = json.loads(line)
+    command: Callable[..., Answer] = getattr(server, request.pop("command"))
+    try:
+        return command(**request)
+    except Exception as error:
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"}
+
+
+def main() -> None:
+    """Serve until stdin closes."""
+    die_with_parent()
+    stream = take_stdout()
+    server = Server(importlib.import_module("loaders"), importlib.import_module("pair_loaders"))
+    sys.path.remove(str(Path(__file__).resolve().parent))  # its other modules are no business of the libraries'
+    for line in sys.stdin:
+        stream.write(json.dumps(answer(server, line)) + "\n")
+        stream.flush()
+    os._exit(0)  # libraries leave threads behind that would keep the process alive
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Latency as a function of load: what one server does at another's load or latency. Pure functions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sbert_infer.bench.load.results import SATURATION, LoadResults, LoadRow
+from sbert_infer.bench.stats import median, round_ratios
+
+__all__ = ["Comparison", "compare_servers", "load_within", "p99_at", "recovery_time"]
+
+EQUAL_LOAD = 0.7  # of what the slowest server can do at most: where p99s are compared
+_CALM = 10  # answers in a row that are as quick as usual: it has recovered
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The first server against another one; above 1, the first is ahead. None: there is no such figure."""
+
+    server: str  # the other
+    saturation: float | None  # ratio of right answers per second at most
+    equal_load_per_s: float | None
+    p99_ms: tuple[float | None, float | None]  # at that load, of the first and of the other
+    p99: float | None  # ratio
+    loads_per_s: tuple[float | None, float | None]  # up to which p99 stays within the bound
+    within_bound: float | None  # ratio; inf: the other's p99 is never within
+
+
+def compare_servers(results: LoadResults) -> list[Comparison]:
+    """The first server against each other."""
+    first, *others = results.names
+    return [_compare(results, first, other) for other in others]
+
+
+def load_within(rows: Sequence[LoadRow], bound_ms: float) -> float:
+    """The highest load, in requests per second, at which p99 is within the bound; 0 if it never is.
+
+    Between two measured loads the logarithm of p99 is taken for a straight line. Where a server does not keep up with
+    what it is sent, nothing is within any bound; and no load counts that is more than it ever answered.
+    """
+    points = _curve(rows)
+    inside = [place for place, (_, p99) in enumerate(points) if p99 <= bound_ms]
+    if not inside:
+        return 0.0
+    load, p99 = points[inside[-1]]
+    after = points[inside[-1] + 1 :]
+    if after and math.isfinite(after[0][1]):
+        load += (after[0][0] - load) * math.log(bound_ms / p99) / math.log(after[0][1] / p99)
+    return min(load, max(row.goodput_per_s for row in rows))
+
+
+def p99_at(rows: Sequence[LoadRow], load: float) -> float | None:
+    """p99 in milliseconds at a load between two measured ones, interpolated as above; None outside of them."""
+    points = [point for point in _curve(rows) if math.isfinite(point[1])]
+    for (low, p99), (high, p99_high) in itertools.pairwise(points):
+        if low <= load <= high:
+            return float(p99 * (p99_high / p99) ** ((load - low) / (high - low)))
+    return None
+
+
+def recovery_time(probes: Sequence[tuple[float, float | None]], normal_s: float) -> float | None:
+    """Seconds until answers are as quick as usual again; None if that did not happen.
+
+    `probes` are the times since the overload ended at which requests were sent, and how long their answers took, None
+    where there was none.
+    """
+    calm = 0
+    for place, (_, latency_s) in enumerate(probes):
+        calm = calm + 1 if latency_s is not None and latency_s <= normal_s else 0
+        if calm == _CALM:
+            first = place - _CALM + 1
+            return probes[first][0] if first else 0.0
+    return None
+
+
+def _curve(rows: Sequence[LoadRow]) -> list[tuple[float, float]]:
+    """(load, p99 in ms) by rising load, infinite where the server does not keep up."""
+    shown = [row for row in rows if row.offered_per_s is not None]
+    return sorted(
+        (row.offered_per_s or 0, row.latency_ms["p99"] if row.keeps_up and row.latency_ms else math.inf)
+        for row in shown
+    )
+
+
+def _compare(results: LoadResults, first: str, other: str) -> Comparison:
+    mine, theirs = results.of(first), results.of(other)
+    load = _equal_load(results)
+    p99_ms = (None, None) if load is None else (p99_at(mine, load), p99_at(theirs, load))
+    within: tuple[float | None, float | None] = (None, None)
+    if results.p99_bound_ms is not None and any(row.offered_per_s for row in mine):
+        within = load_within(mine, results.p99_bound_ms), load_within(theirs, results.p99_bound_ms)
+    return Comparison(
+        server=other,
+        saturation=_saturation_ratio(results.row(first, SATURATION), results.row(other, SATURATION)),
+        equal_load_per_s=load,
+        p99_ms=p99_ms,
+        p99=_ratio(p99_ms[1], p99_ms[0]),
+        loads_per_s=within,
+        within_bound=_ratio(*within),
+    )
+
+
+def _equal_load(results: LoadResults) -> float | None:
+    rows = [results.row(name, SATURATION) for name in results.names]
+    rates = [row.goodput_per_s for row in rows if row is not None]
+    return EQUAL_LOAD * min(rates) if len(rates) == len(rows) else None
+
+
+def _saturation_ratio(mine: LoadRow | None, theirs: LoadRow | None) -> float | None:
+    """The median of the rounds' own ratios, so that slow spells of the machine cancel out."""
+    if mine is None or theirs is None:
+        return None
+    ratios = round_ratios(mine.goodput_rounds, theirs.goodput_rounds)
+    return median(ratios) if ratios else None
+
+
+def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    if numerator is None or denominator is None or not (numerator or denominator):
+        return None
+    return numerator / denominator if denominator else math.inf

@@ -1,0 +1,79 @@
+"""The same model without a server: the vectors to expect, and what a server could reach at best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from sbert_infer.bench.contest.models_under_test import BenchError
+from sbert_infer.bench.contest.process import RemoteWorker, WorkerError
+
+__all__ = ["Offline", "open_offline"]
+
+
+@contextmanager
+def open_offline(sources: Sequence[str], folder: Path, *, trust_remote_code: bool = False) -> Iterator[Offline | None]:
+    """The model that the command line names, if it names one."""
+    if len(sources) > 1:
+        raise BenchError(f"one artifact or checkpoint to compare with, got {len(sources)}: {', '.join(sources)}")
+    if not sources:
+        yield None
+        return
+    offline = Offline(sources[0], folder, trust_remote_code=trust_remote_code)
+    try:
+        yield offline
+    finally:
+        offline.close()
+
+
+class Offline:
+    """An artifact's `Engine.encode`, or a checkpoint's eager model, in a process that is stopped while servers run."""
+
+    def __init__(self, source: str, folder: Path, *, trust_remote_code: bool = False) -> None:
+        if not Path(source).exists() and source.endswith((".onnx", ".plan")):
+            raise BenchError(f"{source} does not exist")
+        self.source = source
+        self.texts_per_s: list[float] = []  # once a round
+        self._folder = folder
+        self._count = 0
+        artifact = Path(source).is_file()
+        spec = {"kind": "engine", "artifact": source} if artifact else {"kind": "eager", "checkpoint": source}
+        self._worker = RemoteWorker()
+        try:
+            self._worker.ask("load", spec={**spec, "trust_remote_code": trust_remote_code})
+        except WorkerError as error:
+            self.close()
+            raise BenchError(str(error)) from error
+
+    def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """The vectors of `texts`, which are also those to be encoded from now on."""
+        file = self._folder / "load-texts.json"
+        file.write_text(json.dumps(list(texts)), encoding="utf-8")
+        self._count = int(self._worker.ask("texts", file=str(file))["count"])
+        self._encode()
+        vectors: npt.NDArray[np.float32] = np.load(self._out)
+        return vectors
+
+    def turn(self) -> None:
+        """Encode all texts once more, timed."""
+        self.texts_per_s.append(self._count / self._encode())
+
+    def close(self) -> None:
+        """End the process."""
+        self._worker.close()
+
+    @property
+    def _out(self) -> Path:
+        return self._folder / "load-vectors.npy"
+
+    def _encode(self) -> float:
+        try:
+            answer = self._worker.ask("encode", batch_size=None, by_length=False, out=str(self._out))
+        except WorkerError as error:
+            raise BenchError(f"{self.source}: {error}") from error
+        return float(answer["seconds"])

@@ -1,0 +1,126 @@
+"""A whole run of load: every server at every level, taking turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sbert_infer.bench.contest.models_under_test import BenchError
+from sbert_infer.bench.load.offline import Offline
+from sbert_infer.bench.load.results import LONE, SATURATION, LoadResults
+from sbert_infer.bench.load.server import LoadServer, LoadSettings
+from sbert_infer.bench.load.target import Target
+from sbert_infer.bench.report.machine import machine_stamp
+
+__all__ = ["run_load"]
+
+_BOUND = 4.0  # times the first server's p99 of a request alone
+Progress = Callable[[str], object]
+
+
+def run_load(
+    targets: Sequence[Target],
+    workload: str,
+    texts: Sequence[str],
+    settings: LoadSettings,
+    offline: Offline | None = None,
+    progress: Progress = lambda line: None,
+) -> LoadResults:
+    """Load each server with `texts`; check the vectors against `offline`, or against the server's own for a text alone.
+
+    Ctrl-C ends it with what there is, if the first server's saturation was measured.
+    """
+    stamp = {**machine_stamp(), **_stamp(settings), "workload": workload}
+    for target in targets:
+        progress(f"waiting for {target.name}")
+        target.wait(settings.wait_s)
+    servers = [LoadServer(_with_model(target), settings) for target in targets]
+    try:
+        stamp |= _introduce(servers, texts, offline, progress)
+        for number in range(settings.rounds):
+            _run_round(servers, number, settings, offline, progress)
+    except KeyboardInterrupt:  # what was measured so far is worth having
+        if not servers[0].turns.get(SATURATION):
+            raise
+        stamp["interrupted"] = "interrupted: not all rounds and levels are there"
+    lone = servers[0].lone_p99_s
+    return LoadResults(
+        stamp=stamp,
+        servers=[{"name": one.target.name, "url": one.target.url, "model": one.target.model} for one in servers],
+        rows=[row for server in servers for row in server.rows()],
+        p99_bound_ms=settings.p99_ms or (1e3 * _BOUND * lone if lone else None),
+        offline_rounds=offline.texts_per_s if offline else [],
+    )
+
+
+def _introduce(
+    servers: Sequence[LoadServer], texts: Sequence[str], offline: Offline | None, progress: Progress
+) -> dict[str, Any]:
+    """Every text alone on every server; those that one of them refuses are left out for all."""
+    own = []
+    for server in servers:
+        progress(f"{server.target.name}: each text alone")
+        own.append(server.introduce(texts))
+    kept = [row for row in range(len(texts)) if all(row in vectors for vectors in own)]
+    if not kept:
+        raise BenchError("each text is refused by one of the servers: use shorter ones, --workload short")
+    chosen = [texts[row] for row in kept]
+    expected = None
+    if offline is not None:
+        progress(f"encoding with {offline.source}")
+        expected = offline.vectors(chosen)
+    for server, vectors in zip(servers, own, strict=True):
+        progress(f"{server.target.name}: warming up")
+        server.prepare(chosen, np.stack([vectors[row] for row in kept]) if expected is None else expected)
+    return {
+        "texts": len(kept),
+        "texts_left_out": len(texts) - len(kept),
+        "mean_words": round(float(np.mean([len(text.split()) for text in chosen])), 1),
+        "compared_with": "the server's own vector of the text alone" if offline is None else offline.source,
+    }
+
+
+def _run_round(
+    servers: Sequence[LoadServer], number: int, settings: LoadSettings, offline: Offline | None, progress: Progress
+) -> None:
+    """All that is compared with each other, one after the other: the speed of a machine changes within minutes."""
+    about = f"round {number + 1} of {settings.rounds}"
+
+    def each(what: str, turn: Callable[[LoadServer], None]) -> None:
+        for server in _rotated(servers, number):
+            progress(f"{about}, {what}, {server.target.name}")
+            _calm_down(servers)
+            turn(server)
+
+    each(LONE, partial(LoadServer.closed_turn, level=LONE, number=number))
+    if offline is not None:
+        progress(f"{about}, {offline.source}")
+        offline.turn()
+    each(SATURATION, partial(LoadServer.closed_turn, level=SATURATION, number=number))
+    for level in settings.levels:
+        each(f"load {level.label}", partial(LoadServer.open_turn, level=level, number=number))
+
+
+def _calm_down(servers: Sequence[LoadServer]) -> None:
+    """One that is still busy with what its clients gave up long ago would take the machine from the others."""
+    for server in servers:
+        server.wait_until_calm()
+
+
+def _rotated(servers: Sequence[LoadServer], number: int) -> list[LoadServer]:
+    first = number % len(servers)
+    return [*servers[first:], *servers[:first]]
+
+
+def _with_model(target: Target) -> Target:
+    return target if target.model else replace(target, model=target.first_model())
+
+
+def _stamp(settings: LoadSettings) -> dict[str, Any]:
+    kept = asdict(settings)
+    kept["levels"] = [level.label for level in settings.levels]
+    return kept

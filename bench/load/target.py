@@ -1,0 +1,127 @@
+"""A server under load: where it is, what it calls its model, how a request to it looks on the wire."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from sbert_infer.bench.contest.models_under_test import BenchError
+
+__all__ = ["Target", "is_url", "memory_mb", "parse_target"]
+
+_NAMED_URL = re.compile(r"(?:(?P<name>[^=/]+)=)?(?P<url>https?://.+)")
+_POLL_S = 0.2
+_ADVICE = {
+    401: "set --api-key or OPENAI_API_KEY",
+    404: "give the whole URL of its embeddings route, or name its model with --model",
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """An OpenAI-compatible server."""
+
+    name: str
+    url: str  # of the embeddings route
+    model: str = ""
+    api_key: str = field(default="", repr=False)
+    pid: int | None = None
+
+    @property
+    def secure(self) -> bool:
+        """Whether it is reached over TLS."""
+        return self.url.startswith("https:")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        parts = urlsplit(self.url)
+        return parts.hostname or "", parts.port or (443 if self.secure else 80)
+
+    def request(self, texts: Sequence[str], encoding_format: str) -> bytes:
+        """The bytes of a whole HTTP request for the vectors of `texts`."""
+        parts = urlsplit(self.url)
+        content = {"model": self.model, "encoding_format": encoding_format, "input": list(texts)}
+        body = json.dumps(content, ensure_ascii=False).encode()
+        path = parts.path + (f"?{parts.query}" if parts.query else "")
+        lines = [f"POST {path} HTTP/1.1", f"Host: {parts.netloc.rpartition('@')[2]}", "Content-Type: application/json"]
+        lines += [f"Authorization: Bearer {self.api_key}"] if self.api_key else []
+        return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
+
+    def wait(self, seconds: float) -> None:
+        """Return as soon as the server takes connections."""
+        end = time.monotonic() + seconds
+        while problem := self._connection_problem():
+            if time.monotonic() >= end:
+                raise BenchError(f"{self.url} can't be reached ({problem}): is it running? see --wait")
+            time.sleep(_POLL_S)
+
+    def first_model(self) -> str:
+        """The first model that the server lists."""
+        url = self.url.removesuffix("/embeddings") + "/models"
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        try:
+            request = urllib.request.Request(url, headers=headers)  # noqa: S310 - http or https, by parse_target
+            with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+                return str(json.load(answer)["data"][0]["id"])
+        except urllib.error.HTTPError as error:
+            advice = _ADVICE.get(error.code, "name its model with --model")
+            raise BenchError(f"{url} answered {error.code}: {advice}") from error
+        except OSError as error:
+            raise BenchError(f"{url} can't be read: {getattr(error, 'reason', error)}") from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise BenchError(f"{url} does not list models as OpenAI's does: name one with --model") from error
+
+    def _connection_problem(self) -> str:
+        try:
+            socket.create_connection(self.address, timeout=5).close()
+        except OSError as error:
+            return str(error.strerror or error)
+        return ""
+
+
+def is_url(text: str) -> bool:
+    """Whether `text` is a server, maybe with a name: `URL` or `NAME=URL`."""
+    return _NAMED_URL.fullmatch(text) is not None
+
+
+def parse_target(text: str) -> Target:
+    """Read `URL` or `NAME=URL`. As OpenAI's clients do, add `/embeddings` to its path, which is /v1 if it has none."""
+    match = _NAMED_URL.fullmatch(text)
+    parts = urlsplit(match["url"]) if match else None
+    try:
+        known = parts is not None and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:  # a port that is no number
+        known = False
+    if match is None or parts is None or not known:
+        raise BenchError(f"--serve {text} is not a URL such as http://127.0.0.1:8080")
+    path = parts.path.rstrip("/") or "/v1"
+    path = path if path.endswith("/embeddings") else f"{path}/embeddings"
+    return Target(match["name"] or parts.netloc.rpartition("@")[2], parts._replace(path=path, fragment="").geturl())
+
+
+def memory_mb(pid: int) -> float:
+    """Memory that a process and its children hold now."""
+    parents, sizes = {}, {}
+    for file in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":", 1) for line in file.read_text(errors="replace").splitlines())
+        except OSError:
+            continue  # it ended meanwhile
+        number = int(file.parent.name)
+        parents[number] = int(fields["PPid"])
+        sizes[number] = int(fields.get("VmRSS", "0 kB").split()[0]) * 1024 / 1e6
+    if pid not in parents:
+        raise BenchError(f"--pid {pid}: there is no such process in /proc")
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(sizes[member] for member in family)

@@ -1,0 +1,184 @@
+"""What a model is examined on: tasks that give texts, block by block, and turn vectors into measures.
+
+A block is small, so that memory does not grow with a dataset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sbert_infer.bench.quality.beir import Retrieval
+from sbert_infer.bench.quality.labelled_pairs import LabelledPairs
+from sbert_infer.bench.quality.metrics import average_precision, ndcg, recall, reciprocal_rank
+from sbert_infer.bench.quality.search import Nearest
+from sbert_infer.bench.stats import cosines, spearman
+from sbert_infer.text.inputs import Text
+
+__all__ = ["AP", "SPEARMAN", "Block", "PairTask", "RetrievalTask", "Scorer", "Task"]
+
+Vectors = npt.NDArray[Any]
+Measures = dict[str, float]
+
+SPEARMAN, AP = "Spearman", "AP"
+_BLOCK_PAIRS = 4096
+_BLOCK_TEXTS = 8192
+_FOUND = 100  # documents of each query
+
+
+@dataclass(frozen=True)
+class Block:
+    """Texts to encode. `role` is what they are in a search, "query" or "document"; `keys` are for the scorer."""
+
+    texts: Sequence[Text]
+    keys: Any
+    role: str = ""
+
+
+class Scorer(Protocol):
+    """Takes the vectors of one contestant, and says how good they are."""
+
+    def add(self, block: Block, vectors: Vectors) -> None:
+        """Take the vectors of a block, each block once and in order."""
+
+    def measures(self) -> Measures:
+        """After the last block."""
+
+
+class Task(Protocol):
+    """A dataset and how it is scored."""
+
+    @property
+    def name(self) -> str:
+        """Of the dataset."""
+
+    def describe(self) -> str:
+        """The dataset's size, for people."""
+
+    def blocks(self) -> Iterator[Block]:
+        """All texts."""
+
+    def scorer(self) -> Scorer:
+        """One for each contestant."""
+
+
+@dataclass(frozen=True)
+class PairTask:
+    """Cosines of pairs against what people say of them, by `measure`: their rank correlation or average precision.
+
+    For rerankers, which score pairs `together`, it is their scores.
+    """
+
+    pairs: LabelledPairs
+    measure: str
+    together: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of the dataset."""
+        return self.pairs.name
+
+    def describe(self) -> str:
+        """The number of pairs."""
+        return f"{self.name}: {len(self.pairs.values):,} pairs"
+
+    def blocks(self) -> Iterator[Block]:
+        """Pairs stay together; a text that occurs twice in a block is encoded once."""
+        for start in range(0, len(self.pairs.values), _BLOCK_PAIRS):
+            left, right = (side[start : start + _BLOCK_PAIRS] for side in (self.pairs.left, self.pairs.right))
+            if self.together:
+                yield Block(list(zip(left, right, strict=True)), None)
+                continue
+            places = {text: place for place, text in enumerate(dict.fromkeys([*left, *right]))}
+            yield Block(list(places), ([places[text] for text in left], [places[text] for text in right]))
+
+    def scorer(self) -> Scorer:
+        """One for each contestant."""
+        return _PairScorer(self)
+
+
+class _PairScorer:
+    def __init__(self, task: PairTask) -> None:
+        self._task = task
+        self._found: list[npt.NDArray[np.float64]] = []
+
+    def add(self, block: Block, vectors: Vectors) -> None:
+        if self._task.together:
+            self._found.append(vectors[:, 0].astype(np.float64))
+        else:
+            left, right = block.keys
+            self._found.append(cosines(vectors[left], vectors[right]))
+
+    def measures(self) -> Measures:
+        found, values = np.concatenate(self._found), self._task.pairs.values
+        value = spearman(found, values) if self._task.measure == SPEARMAN else average_precision(values, found)
+        return {f"{self._task.name} {self._task.measure}": value}
+
+
+@dataclass(frozen=True)
+class RetrievalTask:
+    """Every query against the whole corpus, by the model's own similarity."""
+
+    data: Retrieval
+    similarity: str
+
+    @property
+    def name(self) -> str:
+        """Of the dataset."""
+        return self.data.name
+
+    def describe(self) -> str:
+        """The number of queries."""
+        return f"{self.name}: {len(self.data.queries):,} queries"
+
+    def blocks(self) -> Iterator[Block]:
+        """The queries, then the documents."""
+        queries = iter(self.data.queries.items())
+        yield from _blocks(queries, "query")
+        yield from _blocks(self.data.documents(), "document")
+
+    def scorer(self) -> Scorer:
+        """One for each contestant."""
+        return _RetrievalScorer(self)
+
+
+class _RetrievalScorer:
+    def __init__(self, task: RetrievalTask) -> None:
+        self._task = task
+        self._queries: list[Vectors] = []
+        self._nearest: Nearest | None = None
+
+    def add(self, block: Block, vectors: Vectors) -> None:
+        if block.role == "query":
+            self._queries.append(vectors)
+            return
+        if self._nearest is None:  # one more than needed: a query may be among the documents
+            self._nearest = Nearest(np.concatenate(self._queries), _FOUND + 1, self._task.similarity)
+        self._nearest.add(block.keys, vectors)
+
+    def measures(self) -> Measures:
+        data = self._task.data
+        rows = [self._measures_of(row, query, data.grades[query]) for row, query in enumerate(data.queries)]
+        return {f"{data.name} {name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+    def _measures_of(self, row: int, query: str, grades: dict[str, int]) -> Measures:
+        found = self._nearest.ranked(row) if self._nearest else []
+        documents = dict.fromkeys(document for _, document in found if document != query)  # an id may be there twice
+        ranked = [grades.get(document, 0) for document in documents][:_FOUND]
+        judged = list(grades.values())
+        return {
+            "nDCG@10": ndcg(ranked, judged, 10),
+            "recall@10": recall(ranked, judged, 10),
+            "recall@100": recall(ranked, judged, 100),
+            "MRR@10": reciprocal_rank(ranked, 10),
+        }
+
+
+def _blocks(texts: Iterator[tuple[str, str]], role: str) -> Iterator[Block]:
+    while rows := list(islice(texts, _BLOCK_TEXTS)):
+        yield Block([text for _, text in rows], [key for key, _ in rows], role)

@@ -1,0 +1,1 @@
+"""Results, tables, charts and the HTML page."""

@@ -1,0 +1,132 @@
+"""What a run found, as it is kept in a JSON file. Figures are derived here, from the seconds of each round."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from sbert_infer.artifact.onnx_file import RERANKER
+from sbert_infer.errors import SbertInferError
+
+__all__ = [
+    "FORMAT_VERSION",
+    "QUALITY",
+    "Results",
+    "ResultsError",
+    "Row",
+    "WorkloadFacts",
+    "load_results",
+    "save_results",
+]
+
+FORMAT_VERSION = 2  # 2: `quality` in place of `spearman`
+
+
+QUALITY = "quality"  # stands for the workload in rows of a run without any
+
+
+class ResultsError(SbertInferError):
+    """A file that does not hold results."""
+
+
+@dataclass(frozen=True)
+class WorkloadFacts:
+    """What a workload consists of. Tokens are true ones: after truncation, special ones included, no padding."""
+
+    name: str
+    texts: int
+    tokens: int
+    longest: int  # tokens
+    truncated: int  # texts
+    gflop: float  # 1e9 operations for all texts, without padding
+    peak_gflops: tuple[float, ...] = ()  # the machine's FP32 matrix product, once a round
+
+
+@dataclass
+class Row:
+    """One contestant on one workload. `status` is ok, wrong or failed; `reason` says why not ok."""
+
+    workload: str
+    contestant: str
+    family: str
+    ours: bool
+    status: str = "ok"
+    reason: str = ""
+    note: str = ""
+    seconds: list[float] = field(default_factory=list)  # per round
+    batch_size: int | None = None
+    texts_per_s: float | None = None
+    texts_per_s_low: float | None = None
+    texts_per_s_high: float | None = None
+    tokens_per_s: float | None = None
+    speed_up: float | None = None  # against the eager reference, median of the rounds' ratios; None unless ok
+    cpu_s_per_1000: float | None = None
+    peak_share: float | None = None  # of the machine's FP32 matrix product, 0 to 1; int8 may exceed 1
+    padding: float | None = None  # 0 to 1
+    peak_mb: float | None = None
+    load_s: float | None = None
+    file_mb: float | None = None
+    min_cosine: float | None = None
+    mean_cosine: float | None = None
+    max_error: float | None = None  # of a reranker's scores, before the activation
+    correlation: float | None = None  # of a reranker's scores with the reference's, lowest over labels and rounds
+    quality: dict[str, float] = field(default_factory=dict)  # "<dataset> <measure>" -> value
+    latency_ms: dict[str, float] = field(default_factory=dict)  # p50, p95, p99 of one text at a time
+
+
+@dataclass
+class Results:
+    """A whole run."""
+
+    stamp: dict[str, Any]
+    workloads: list[WorkloadFacts]
+    rows: list[Row]
+    not_installed: list[str] = field(default_factory=list)
+    format_version: int = FORMAT_VERSION
+
+    def of(self, workload: str) -> list[Row]:
+        """A workload's rows, or those of `QUALITY`: those that are right by speed, then the wrong, then the failed."""
+        order = {"ok": 0, "wrong": 1, "failed": 2}
+        rows = [row for row in self.rows if row.workload == workload]
+        return sorted(rows, key=lambda row: (order[row.status], -(row.texts_per_s or 0)))
+
+    @property
+    def noun(self) -> str:
+        """What is encoded: texts, or, by a reranker, pairs of texts."""
+        return "pairs" if self.stamp.get("kind") == RERANKER else "texts"
+
+    @property
+    def ours_are_right(self) -> bool:
+        """Whether every entry of ours ran and gave the right vectors."""
+        return all(row.status == "ok" for row in self.rows if row.ours)
+
+
+def save_results(results: Results, path: Path) -> None:
+    """Write the JSON file."""
+    path.write_text(json.dumps(asdict(results), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def load_results(path: Path) -> Results:
+    """Read a file that `save_results` wrote."""
+    try:
+        content = dict(json.loads(path.read_text(encoding="utf-8")))
+        if content["format_version"] > FORMAT_VERSION:
+            found = content["format_version"]
+            raise ResultsError(f"{path}: results format {found}, this sbert-bench reads up to {FORMAT_VERSION}")
+        content["workloads"] = [
+            WorkloadFacts(**{**one, "peak_gflops": tuple(one["peak_gflops"])}) for one in content["workloads"]
+        ]
+        content["rows"] = [_row(row) for row in content["rows"]]
+        return Results(**{entry.name: content[entry.name] for entry in fields(Results)})
+    except (KeyError, TypeError, ValueError) as error:
+        raise ResultsError(f"{path} does not hold results of sbert-bench ({type(error).__name__}: {error})") from error
+
+
+def _row(entries: dict[str, Any]) -> Row:
+    found = entries.pop("spearman", None)  # in format 1
+    row = Row(**entries)
+    if found is not None:
+        row.quality["Spearman"] = found
+    return row

@@ -1,0 +1,164 @@
+"""Results for people: aligned plain text, or markdown for a README."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sbert_infer.bench.report.results import QUALITY, Results, Row, WorkloadFacts
+from sbert_infer.bench.stats import median
+
+__all__ = ["COLUMNS", "cells", "describe_sections", "describe_stamp", "notes", "render_cells", "render_table"]
+
+
+def _number(pattern: str) -> Callable[[Any], str]:
+    return lambda value: "-" if value is None else pattern.format(value)
+
+
+def _spread(row: Row) -> str:
+    if row.texts_per_s_low is None:
+        return "-"
+    return f"{row.texts_per_s_low:,.0f}..{row.texts_per_s_high:,.0f}"
+
+
+def _speed_up(row: Row) -> str:
+    if row.speed_up is None:
+        return "-" if row.status == "ok" else row.status.upper()
+    return f"{row.speed_up:.2f}x"
+
+
+def _cosine(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5f}" if value < 0.999995 else "1"
+
+
+_percent = _number("{:.0%}")
+
+# Heading -> a row's cell.
+COLUMNS: dict[str, Callable[[Row], str]] = {
+    "contestant": lambda row: row.contestant,
+    "type": lambda row: row.family,
+    "texts/s": lambda row: _number("{:,.0f}")(row.texts_per_s),
+    "min..max": _spread,
+    "vs eager": _speed_up,
+    "min cos": lambda row: _cosine(row.min_cosine),
+    "mean cos": lambda row: _cosine(row.mean_cosine),
+    "max error": lambda row: _number("{:.1e}")(row.max_error),
+    "correlation": lambda row: _cosine(row.correlation),
+    "p50 ms": lambda row: _number("{:.1f}")(row.latency_ms.get("p50")),
+    "p95 ms": lambda row: _number("{:.1f}")(row.latency_ms.get("p95")),
+    "p99 ms": lambda row: _number("{:.1f}")(row.latency_ms.get("p99")),
+    "tokens/s": lambda row: _number("{:,.0f}")(row.tokens_per_s),
+    "of peak": lambda row: _percent(row.peak_share),
+    "padding": lambda row: _number("{:.1%}")(row.padding),
+    "CPU s/1k": lambda row: _number("{:.2f}")(row.cpu_s_per_1000),
+    "peak MB": lambda row: _number("{:,.0f}")(row.peak_mb),
+    "load s": lambda row: _number("{:.1f}")(row.load_s),
+    "file MB": lambda row: _number("{:.0f}")(row.file_mb),
+    "batch": lambda row: "tokens" if row.ours and row.seconds else _number("{}")(row.batch_size),
+}
+_BEFORE_MEASURES = "correlation"
+_LEFT = ("contestant", "type", "server", "level", "what")
+
+
+def render_table(results: Results, *, markdown: bool = False) -> str:
+    """Everything, workload by workload."""
+    parts = []
+    for name, description in describe_sections(results).items():
+        rows = results.of(name)
+        heading = f"**{name}**" if markdown else name
+        parts.append(f"{heading}: {description}")
+        parts.append(render_cells(*cells(rows, results.noun), markdown=markdown))
+        parts.append("\n".join(f"{'- ' if markdown else '  '}{note}" for note in notes(rows)))
+    if results.not_installed:
+        parts.append(f"not installed: {', '.join(results.not_installed)}")
+    parts.append("\n".join(f"{'- ' if markdown else ''}{line}" for line in describe_stamp(results.stamp)))
+    return "\n\n".join(part for part in parts if part)
+
+
+def describe_sections(results: Results) -> dict[str, str]:
+    """What there are tables of: workloads, each with a line about it, or quality alone."""
+    if not results.workloads:
+        return {QUALITY: "; ".join(results.stamp[QUALITY])}
+    return {facts.name: describe_workload(facts, results.noun) for facts in results.workloads}
+
+
+def cells(rows: Sequence[Row], noun: str = "texts") -> tuple[list[str], list[list[str]]]:
+    """Headings and cells, without the columns in which nobody has anything."""
+    columns = _columns(rows)
+    full = [[render(row) for render in columns.values()] for row in rows]
+    kept = [place for place in range(len(columns)) if any(line[place] != "-" for line in full)]
+    headings = [name.replace("texts/s", f"{noun}/s") for name in columns]
+    return [headings[place] for place in kept], [[line[place] for place in kept] for line in full]
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
+    """Those that every run may have, and the measures of quality in their middle."""
+    measures = {name: _measure(name) for row in rows for name in row.quality}
+    place = list(COLUMNS).index(_BEFORE_MEASURES) + 1
+    return dict([*list(COLUMNS.items())[:place], *measures.items(), *list(COLUMNS.items())[place:]])
+
+
+def _measure(name: str) -> Callable[[Row], str]:
+    return lambda row: _number("{:.4f}")(row.quality.get(name))
+
+
+def render_cells(headings: list[str], lines: list[list[str]], *, markdown: bool = False) -> str:
+    """A table of cells that are texts already."""
+    return (_markdown if markdown else _plain)(headings, lines)
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Why rows are wrong or failed, and what else is to be said of one."""
+    return [
+        f"{row.contestant}: {'; '.join(filter(None, [row.reason, row.note]))}" for row in rows if row.reason or row.note
+    ]
+
+
+def describe_workload(facts: WorkloadFacts, noun: str) -> str:
+    """One line."""
+    mean = facts.tokens / facts.texts
+    line = f"{facts.texts:,} {noun}, {facts.tokens:,} tokens (mean {mean:.0f}, max {facts.longest})"
+    if facts.truncated:
+        line += f", {facts.truncated} {noun[:-1] if facts.truncated == 1 else noun} cut to the model's limit"
+    peak = f"{median(facts.peak_gflops):,.0f} GFLOP/s" if facts.peak_gflops else "not measured"
+    return f"{line}; {facts.gflop:,.1f} GFLOP without padding, FP32 matrix product peak {peak}"
+
+
+def describe_stamp(stamp: dict[str, Any]) -> list[str]:
+    """Where, with what and when."""
+    speed = f"{stamp['rounds']} rounds, seed {stamp['seed']}, " if stamp["workloads"] else ""
+    lines = [
+        f"{stamp['model']} (weights {stamp['weights_sha256'][:12]}, up to {stamp['max_length']} tokens), "
+        f"{speed}{stamp['date']}, sbert-infer {stamp['sbert_infer']}",
+        f"{stamp['cpu']}, {stamp['cores']} usable cores, {stamp['memory_gb']} GB, {stamp['os']}, "
+        f"load average {stamp['load_average']} at the start",
+        f"Python {stamp['python']}: {_versions(stamp['packages'])}",
+    ]
+    if speed and stamp.get(QUALITY):
+        lines.insert(1, f"quality on {'; '.join(stamp[QUALITY])}")
+    if "interrupted" in stamp:
+        lines.insert(0, str(stamp["interrupted"]))
+    if stamp["rivals_packages"] is not None:
+        lines.append(f"rivals in Python {stamp['rivals_python']}: {_versions(stamp['rivals_packages'])}")
+    return lines
+
+
+def _versions(packages: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(packages.items()))
+
+
+def _plain(headings: list[str], lines: list[list[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(headings, *lines, strict=True)]
+    aligned = [
+        "  ".join(
+            cell.ljust(width) if heading in _LEFT else cell.rjust(width)
+            for cell, width, heading in zip(line, widths, headings, strict=True)
+        ).rstrip()
+        for line in [headings, *lines]
+    ]
+    return "\n".join(aligned)
+
+
+def _markdown(headings: list[str], lines: list[list[str]]) -> str:
+    rule = ["---" if heading in _LEFT else "--:" for heading in headings]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *lines])

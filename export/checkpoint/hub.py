@@ -1,0 +1,79 @@
+"""A checkpoint's files: in a folder here, or fetched from the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from sbert_infer.errors import CheckpointError
+from sbert_infer.export.checkpoint.modules import Problems, read_json
+
+__all__ = ["first_line", "locate", "needed_files", "shown", "weight_files"]
+
+
+def locate(source: str, trust_remote_code: bool = False) -> Path:
+    """The local folder of `source`, downloaded if it is a hub id."""
+    if Path(source).is_dir():
+        return Path(source)
+    import huggingface_hub
+
+    try:
+        listed = huggingface_hub.HfApi().model_info(source, timeout=10).siblings or []
+        files = needed_files((file.rfilename for file in listed), trust_remote_code)
+        return Path(huggingface_hub.snapshot_download(source, allow_patterns=files))
+    except Exception as error:  # the errors of the hub and of its HTTP library share no base class
+        try:  # without a network, what an earlier download left is as good
+            return Path(huggingface_hub.snapshot_download(source, local_files_only=True))
+        except Exception:
+            problem = f"neither a folder here nor a model that could be fetched from the hub ({first_line(error)})"
+            raise CheckpointError(source, [problem]) from error
+
+
+def needed_files(files: Iterable[str], trust_remote_code: bool = False) -> list[str]:
+    """Of a repository's files those that a checkpoint is read from: `.bin` only where there is no safetensors."""
+    paths = [PurePosixPath(file) for file in files]
+    safe = {path.parent for path in paths if path.match("model*.safetensors")}
+    patterns = [
+        "*.json",
+        "*.txt",
+        "*.model",
+        "model*.safetensors",
+        "*_linear.pt",
+        "artifact.metadata",
+        *(["*.py"] if trust_remote_code else []),
+    ]
+    return [
+        str(path)
+        for path in paths
+        if path.parts[0] not in ("onnx", "openvino")
+        and (any(map(path.match, patterns)) or (path.match("pytorch_model*.bin") and path.parent not in safe))
+    ]
+
+
+def weight_files(folder: Path, name: str, problems: Problems) -> list[Path]:
+    """The weight files that are used: safetensors before `.bin`, one file before its shards."""
+    for stem in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / stem).is_file():
+            return [folder / stem]
+        index = folder / f"{stem}.index.json"
+        if index.is_file():
+            weight_map = read_json(index, f"{name}{index.name}", problems).get("weight_map", {})
+            shards = [folder / shard for shard in sorted(set(weight_map.values()))]
+            problems += [
+                f"{name}{shard.name} is missing, though {index.name} lists it"
+                for shard in shards
+                if not shard.is_file()
+            ]
+            return shards
+    problems.append(f"{name or 'the folder'} has no weights (model.safetensors or pytorch_model.bin)")
+    return []
+
+
+def shown(folder: Path, root: Path) -> str:
+    """Prefix of a file's name in messages: relative to the checkpoint, empty at its top."""
+    return "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type where it has none."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

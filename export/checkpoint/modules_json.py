@@ -1,0 +1,125 @@
+"""modules.json: which modules a checkpoint has, in order; of several routes the chosen one; and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from sbert_infer.export.checkpoint.modules import SUPPORTED, Problems, read_json, unknown_keys
+from sbert_infer.export.checkpoint.settings import SENTENCE_CONFIGS
+from sbert_infer.export.checkpoint.sparse_modules import SPARSE_MODULES
+
+__all__ = ["FIRST", "REFUSED", "Entry", "read_entries"]
+
+FIRST = ("Transformer", "MLMTransformer", "StaticEmbedding", "SparseStaticEmbedding")
+ROUTERS = ("Router", "Asym")
+_OWN_TOKENIZER = "its tokenizer is Python code, which an artifact can't carry"
+# Modules of sentence-transformers that can't be converted, and why.
+REFUSED = {
+    "WordEmbeddings": _OWN_TOKENIZER,
+    "BoW": _OWN_TOKENIZER,
+    "WordWeights": "it weighs the words of a WordEmbeddings, whose tokenizer is Python code",
+    "CNN": "it mixes tokens with the padding beside them, so a vector depends on its batch",
+    "LSTM": "it runs over tokens one by one, which is not worth an artifact",
+    "CLIPModel": "it encodes images, and an artifact takes texts",
+    "MultiVectorMask": "it is for a MultiVectorEncoder, which config_sentence_transformers.json does not name",
+    "HierarchicalTokenPooling": "it merges a document's vectors into clusters, which an artifact can't",
+    "LambdaTokenPooling": "it is Python code, which an artifact can't carry",
+    "LogitScore": "it scores pairs of texts, and an artifact encodes texts",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One module: its class, and the folder it is saved in."""
+
+    kind: str
+    path: str
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.path or self.kind
+
+
+def read_entries(
+    path: Path, route: str | None, problems: Problems, types: Mapping[str, str] | None = None
+) -> list[Entry]:
+    """The entries of modules.json; without one, a transformer alone. A router is replaced by its modules of `route`.
+
+    `types` are dotted types that are allowed beyond the common ones, and what they are read as.
+    """
+    if not (path / "modules.json").is_file():
+        ours = [name for name in (*SENTENCE_CONFIGS, "config_sentence_transformers.json") if (path / name).is_file()]
+        problems += [f"modules.json is missing, though {name} is there: is the copy complete?" for name in ours]
+        return [Entry("Transformer", "")]
+    entries: list[Entry] = []
+    routed = False
+    for item in read_json(path / "modules.json", "modules.json", problems, list):
+        entry = _read_entry(item, types or {}, problems)
+        if entry is not None:
+            entries += _read_route(path, entry, route, problems) if entry.kind in ROUTERS else [entry]
+            routed = routed or entry.kind in ROUTERS
+    if route is not None and not routed:
+        problems.append(f"modules.json: the model has no routes, so there is no route {route!r}: leave --route out")
+    _check_first([entry.kind for entry in entries], problems)
+    return entries
+
+
+def _check_first(kinds: list[str], problems: Problems) -> None:
+    inputs = [kind for kind in kinds if kind in FIRST]
+    if problems and not inputs:  # refused or unreadable: that says it all
+        return
+    if len(inputs) != 1 or kinds[0] not in FIRST:
+        found = ", ".join(kinds)
+        problems.append(
+            f"modules.json: the first module, and no other, must be a {' or a '.join(FIRST)} (found: {found})"
+        )
+
+
+def _read_entry(item: Any, types: Mapping[str, str], problems: Problems) -> Entry | None:
+    if not isinstance(item, dict) or not isinstance(item.get("type"), str) or not isinstance(item.get("path"), str):
+        problems.append(f"modules.json: every module needs a 'type' and a 'path', not {item!r}")
+        return None
+    unknown_keys(item, ("idx", "name", "path", "type", "kwargs"), "modules.json", problems)
+    return _checked(item["type"], item["path"], "modules.json", problems, types)
+
+
+def _checked(
+    kind: str, path: str, file: str, problems: Problems, types: Mapping[str, str] | None = None
+) -> Entry | None:
+    """The module of the dotted type `kind` in the folder `path`, if it is one of ours and inside the checkpoint."""
+    windows = PureWindowsPath(path)  # knows both kinds of slash, and drives
+    if windows.anchor or ".." in windows.parts:
+        problems.append(f"{file}: the path {path!r} leads out of the checkpoint")
+        return None
+    if types and kind in types:
+        return Entry(types[kind], path)
+    package, _, name = kind.rpartition(".")
+    supported = (*FIRST, *ROUTERS, *SUPPORTED, *SPARSE_MODULES)
+    if package.startswith("sentence_transformers.") and name in supported:
+        return Entry(name, path)
+    why = REFUSED.get(name) if package.startswith("sentence_transformers.") else None
+    why = why or f"supported: {', '.join(supported)}"
+    problems.append(f"{file}: module type '{kind}' is not supported ({why})")
+    return Entry(name if name in FIRST else "", path)
+
+
+def _read_route(path: Path, router: Entry, route: str | None, problems: Problems) -> list[Entry]:
+    """The modules of one of a router's routes."""
+    names = ("router_config.json", "config.json")  # the second is Asym's
+    name = next((name for name in names if (path / router.path / name).is_file()), names[0])
+    file = f"{router.path}/{name}".removeprefix("/")
+    config = read_json(path / router.path / name, file, problems)
+    types, structure = config.get("types", {}), config.get("structure", {})
+    if not config:
+        return []
+    if route is None:
+        problems.append(f"{file}: the model has the routes {', '.join(structure)}: export each by itself, with --route")
+    elif route not in structure:
+        problems.append(f"{file}: there is no route {route!r}, only {', '.join(structure)}")
+    folder = f"{router.path}/" if router.path else ""
+    found = [_checked(str(types.get(id)), f"{folder}{id}", file, problems) for id in structure.get(route, [])]
+    return [entry for entry in found if entry is not None]

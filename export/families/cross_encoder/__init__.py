@@ -1,0 +1,1 @@
+"""Cross-encoders: one score for a pair of texts."""

@@ -1,0 +1,180 @@
+"""A trained cross-encoder: recognised, read from a folder or the hub, validated as a whole.
+
+sentence-transformers has saved its `CrossEncoder` in three layouts: the model alone, with the activation function as
+`sbert_ce_default_activation_function` in config.json (before 4), as `sentence_transformers.activation_fn` there (4 and
+5), or beside modules.json in config_sentence_transformers.json (since 5.4). Without any of these it is a plain model of
+transformers for sequence classification, with the activation that `CrossEncoder` takes by default.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sbert_infer.errors import CheckpointError
+from sbert_infer.export.checkpoint.checkpoint import Checkpoint, checkpoint_name
+from sbert_infer.export.checkpoint.hub import locate, weight_files
+from sbert_infer.export.checkpoint.modules import Problems, read_json, unknown_keys
+from sbert_infer.export.checkpoint.modules_json import read_entries
+from sbert_infer.export.checkpoint.settings import TransformerSettings, read_transformer_settings
+from sbert_infer.export.checkpoint.transformer import length_limit, read_config, read_tokenizer
+
+__all__ = ["CrossEncoderCheckpoint", "is_cross_encoder", "read_cross_encoder"]
+
+_SUFFIX = "ForSequenceClassification"
+_SETTINGS = "config_sentence_transformers.json"
+_ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid"}  # by the class's name in torch.nn
+_REFUSED = {
+    "LogitScore": "it reads a score from the words of a language model, and an artifact has none",
+    "Dense": "only a model that is for sequence classification by itself is supported",
+}
+
+
+@dataclass(frozen=True)
+class CrossEncoderCheckpoint:
+    """What a cross-encoder's checkpoint says, in one spelling."""
+
+    checkpoint: Checkpoint  # of the model, which has no modules behind it
+    activation: str  # identity or sigmoid
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Settings:
+    prompts: dict[str, str]
+    default_prompt_name: str | None = None
+    activation: str | None = None  # dotted path
+
+
+def is_cross_encoder(source: str | Path, *, trust_remote_code: bool = False) -> bool:
+    """Whether the checkpoint is a cross-encoder. One that can't be read is not: others say what is wrong with it."""
+    path = locate(str(source), trust_remote_code)
+    if (path / "modules.json").is_file():
+        return bool(_peek(path / _SETTINGS).get("model_type") == "CrossEncoder")
+    architectures = _peek(path / "config.json").get("architectures")
+    return isinstance(architectures, list) and any(str(name).endswith(_SUFFIX) for name in architectures)
+
+
+def read_cross_encoder(
+    source: str | Path, *, max_length: int | None = None, trust_remote_code: bool = False
+) -> CrossEncoderCheckpoint:
+    """Read and validate the cross-encoder in a local folder or under a hub id.
+
+    `max_length` replaces the checkpoint's own length limit, which is for both texts of a pair together. Raises one
+    `CheckpointError` with every problem.
+    """
+    path = locate(str(source), trust_remote_code)
+    problems: Problems = []
+    own = (path / "modules.json").is_file()
+    folder = path / (_module_folder(path, problems) if own else "")
+    config = read_config(folder, path, trust_remote_code, problems)
+    transformer = _read_transformer_settings(folder, path, own, problems)
+    settings = _read_settings(path / _SETTINGS, problems) if own else _Settings({})
+    weight_files(folder, "", problems)
+    tokenizer = read_tokenizer(folder, path, own, trust_remote_code, problems)
+    limit = length_limit(transformer.max_length, tokenizer, config, max_length, problems)
+    _check_pairs(tokenizer, limit, problems)
+    activation = _activation(settings, config, problems)
+    _check_architecture(config, problems)
+    if problems:
+        raise CheckpointError(str(source), problems)
+    checkpoint = Checkpoint(
+        source=str(source),
+        name=checkpoint_name(source, path),
+        path=path,
+        transformer_path=folder,
+        model_type=config.model_type,
+        modules=(),
+        max_length=limit,
+        prompts=settings.prompts,
+        default_prompt_name=settings.default_prompt_name,
+        similarity="",
+        truncate_dim=None,
+        do_lower_case=transformer.do_lower_case,
+        trust_remote_code=trust_remote_code,
+    )
+    labels = tuple(str(config.id2label[index]) for index in range(config.num_labels))
+    return CrossEncoderCheckpoint(checkpoint, activation, labels)
+
+
+def _peek(file: Path) -> dict[str, Any]:
+    """A JSON file's object, empty if there is none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _module_folder(path: Path, problems: Problems) -> str:
+    """The folder of the one module, the transformer."""
+    items = read_json(path / "modules.json", "modules.json", problems, list)
+    kinds = [str(item.get("type")).rpartition(".")[2] if isinstance(item, dict) else "?" for item in items]
+    for kind in kinds[1:]:
+        why = _REFUSED.get(kind, "a cross-encoder may have a Transformer only")
+        problems.append(f"modules.json: the module {kind} of a cross-encoder is not supported ({why})")
+    if problems:
+        return ""
+    entries = read_entries(path, None, problems)
+    return entries[0].path if entries else ""
+
+
+def _read_transformer_settings(folder: Path, root: Path, own: bool, problems: Problems) -> TransformerSettings:
+    """None without modules.json, and none of a module that was refused."""
+    if not own or problems:
+        return TransformerSettings()
+    return read_transformer_settings(folder, root, problems, task="sequence-classification")
+
+
+def _read_settings(file: Path, problems: Problems) -> _Settings:
+    config = read_json(file, file.name, problems)
+    known = ("prompts", "default_prompt_name", "model_type", "activation_fn", "keep_in_fp32_modules")
+    unknown_keys(config, (*known, "__version__", "requirements"), file.name, problems)
+    prompts = {str(name): "" if text is None else text for name, text in (config.get("prompts") or {}).items()}
+    problems += [
+        f"{file.name}: prompt '{name}' must be a string, not {text!r}"
+        for name, text in prompts.items()
+        if not isinstance(text, str)
+    ]
+    default = config.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        problems.append(f"{file.name}: the default prompt {default!r} is not among the prompts ({', '.join(prompts)})")
+    return _Settings(prompts, default, config.get("activation_fn"))
+
+
+def _activation(settings: _Settings, config: Any, problems: Problems) -> str:
+    """By its name alone: nothing that a checkpoint names is imported."""
+    saved = getattr(config, "sentence_transformers", None)
+    path = settings.activation
+    if path is None and isinstance(saved, dict):
+        path = saved.get("activation_fn")
+    path = path or getattr(config, "sbert_ce_default_activation_function", None)
+    if path is None:
+        return "sigmoid" if getattr(config, "num_labels", 0) == 1 else "identity"
+    package, _, name = str(path).rpartition(".")
+    if name not in _ACTIVATIONS or not f"{package}.".startswith("torch.nn."):
+        known = " and ".join(f"torch.nn.{name}" for name in _ACTIVATIONS)
+        problems.append(f"the activation function '{path}' is not supported, only {known}")
+    return _ACTIVATIONS.get(name, "identity")
+
+
+def _check_pairs(tokenizer: Any, limit: int, problems: Problems) -> None:
+    if tokenizer is None:
+        return
+    needed = tokenizer.num_special_tokens_to_add(pair=True) + 2
+    if limit < needed:
+        problems.append(f"max length {limit} is too small: a pair of texts needs at least {needed} tokens")
+    if odd := set(tokenizer("a", "b").get("token_type_ids", ())) - {0, 1}:
+        problems.append(f"{type(tokenizer).__name__} gives the token type {max(odd)}; only 0 and 1 are supported")
+
+
+def _check_architecture(config: Any, problems: Problems) -> None:
+    if config is None:
+        return
+    names = getattr(config, "architectures", None) or ["none"]
+    if not any(name.endswith(_SUFFIX) for name in names):
+        problems.append(f"config.json: the architecture {names[0]} is not one for sequence classification")
+    if config.is_encoder_decoder:
+        problems.append(f"config.json: a {config.model_type} is an encoder-decoder: not supported as a cross-encoder")

@@ -1,0 +1,1 @@
+"""Multi-vector models: one vector for each token."""

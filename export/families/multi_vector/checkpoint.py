@@ -1,0 +1,242 @@
+"""A trained multi-vector encoder (ColBERT and the like): recognised, read from a folder or the hub, validated.
+
+Three layouts: that of sentence-transformers' `MultiVectorEncoder`, where the modules' files hold all settings; that of
+PyLate, where config_sentence_transformers.json does, and where the last two modules, which decide what counts and scale
+each vector to length 1, go without saying; and that of Stanford's code, for which see `stanford_colbert`.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sbert_infer.encode.multi_vector import Role
+from sbert_infer.errors import CheckpointError
+from sbert_infer.export.checkpoint.checkpoint import Checkpoint, checkpoint_name
+from sbert_infer.export.checkpoint.hub import locate, shown, weight_files
+from sbert_infer.export.checkpoint.modules import (
+    DenseSpec,
+    ModuleSpec,
+    NormalizeSpec,
+    Problems,
+    read_json,
+    read_module,
+    unknown_keys,
+)
+from sbert_infer.export.checkpoint.modules_json import Entry, read_entries
+from sbert_infer.export.checkpoint.settings import (
+    ROLE_KEYS,
+    TransformerSettings,
+    read_prompts,
+    read_transformer_settings,
+)
+from sbert_infer.export.checkpoint.transformer import read_config, read_tokenizer
+from sbert_infer.export.families.multi_vector.roles import RoleSettings, mark_prefixes, read_roles
+from sbert_infer.export.families.multi_vector.stanford_colbert import is_stanford, read_stanford
+from sbert_infer.similarity import MULTI_SIMILARITIES
+
+__all__ = ["MultiVectorCheckpoint", "is_multi_vector", "read_multi_vector"]
+
+_SETTINGS = "config_sentence_transformers.json"
+_NATIVE, _PYLATE = "MultiVectorEncoder", "ColBERT"  # values of `model_type`; older versions of PyLate give none
+_MASK = "MultiVectorMask"
+_TYPES = {
+    f"sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.{_MASK}": _MASK,
+    f"sentence_transformers.multi_vector_encoder.modules.{_MASK}": _MASK,
+    "pylate.models.Dense.Dense": "Dense",
+}
+_PYLATE_KEYS = (
+    *("query_prefix", "document_prefix", "query_length", "document_length", "query_expansion"),
+    *("do_query_expansion", "attend_to_expansion_tokens", "skiplist_words"),
+)
+_EXPANDED_LENGTH = 32  # of PyLate's queries, if it is not set
+
+
+@dataclass(frozen=True)
+class MultiVectorCheckpoint:
+    """What a multi-vector encoder's checkpoint says, in one spelling."""
+
+    checkpoint: Checkpoint  # its modules work on token vectors; its limit is that of the longest role
+    dim: int
+    roles: dict[str, Role]
+    prefixes: tuple[str, ...]  # marks before a text, each one token
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The whole model's, in any layout."""
+
+    prompts: dict[str, str]
+    default_prompt_name: str | None
+    similarity: str
+    modules: list[tuple[str, ModuleSpec]]
+    by_role: RoleSettings
+    prefixes: tuple[str, ...]
+
+
+def is_multi_vector(source: str | Path, *, trust_remote_code: bool = False) -> bool:
+    """Whether the checkpoint is a multi-vector encoder. One that can't be read is not: others say what is wrong."""
+    path = locate(str(source), trust_remote_code)
+    if is_stanford(path):
+        return True
+    try:
+        config = json.loads((path / _SETTINGS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and (config.get("model_type") in (_NATIVE, _PYLATE) or "query_prefix" in config)
+
+
+def read_multi_vector(
+    source: str | Path, *, max_length: int | None = None, trust_remote_code: bool = False
+) -> MultiVectorCheckpoint:
+    """Read and validate the multi-vector encoder in a local folder or under a hub id.
+
+    `max_length` replaces the limit for documents. Raises one `CheckpointError` with every problem.
+    """
+    path = locate(str(source), trust_remote_code)
+    problems: Problems = []
+    entries = read_entries(path, None, problems, _TYPES)
+    folder = path / (entries[0].path if entries else "")
+    config = read_config(folder, path, trust_remote_code, problems)
+    transformer = read_transformer_settings(folder, path, problems, roles=True)
+    weight_files(folder, shown(folder, path), problems)
+    tokenizer = read_tokenizer(folder, path, True, trust_remote_code, problems)
+    settings = _read_stanford(path, problems) if is_stanford(path) else _read(path, entries, transformer, problems)
+    if not problems:
+        _check_widths(settings.modules, config.hidden_size, problems)
+        mark_prefixes(tokenizer, settings.prefixes)
+        saved = transformer.max_length
+        roles = read_roles(settings.by_role, saved, tokenizer, config, max_length, problems)
+    if problems:
+        raise CheckpointError(str(source), problems)
+    specs = tuple(spec for _, spec in settings.modules)
+    checkpoint = Checkpoint(
+        source=str(source),
+        name=checkpoint_name(source, path),
+        path=path,
+        transformer_path=folder,
+        model_type=config.model_type,
+        modules=specs,
+        max_length=max(role.max_length for role in roles.values()),
+        prompts=settings.prompts,
+        default_prompt_name=settings.default_prompt_name,
+        similarity=settings.similarity,
+        truncate_dim=None,
+        do_lower_case=transformer.do_lower_case,
+        trust_remote_code=trust_remote_code,
+    )
+    dense = [spec.out_features for spec in specs if isinstance(spec, DenseSpec)]
+    return MultiVectorCheckpoint(checkpoint, [config.hidden_size, *dense][-1], roles, settings.prefixes)
+
+
+def _read_stanford(path: Path, problems: Problems) -> _Settings:
+    found = read_stanford(path, problems)
+    return _Settings(
+        found.prompts, None, MULTI_SIMILARITIES[0], found.modules, found.by_role, tuple(found.prompts.values())
+    )
+
+
+def _read(path: Path, entries: list[Entry], transformer: TransformerSettings, problems: Problems) -> _Settings:
+    """The layouts with modules.json."""
+    file = path / _SETTINGS
+    config = read_json(file, file.name, problems)
+    native = config.get("model_type") == _NATIVE
+    known = ("prompts", "default_prompt_name", "similarity_fn_name", "model_type", "__version__", "requirements")
+    unknown_keys(config, (*known, *(() if native else _PYLATE_KEYS)), file.name, problems)
+    similarity = config.get("similarity_fn_name") or MULTI_SIMILARITIES[0]
+    if not native:  # PyLate spells it "MaxSim", or leaves the name of another that it does not use
+        similarity = MULTI_SIMILARITIES[0]
+    if similarity not in MULTI_SIMILARITIES:
+        problems.append(f"{file.name}: unknown similarity {similarity!r} (known: {', '.join(MULTI_SIMILARITIES)})")
+    prompts = read_prompts(config, file.name, problems)
+    marks = {role: config.get(f"{role}_prefix") or "" for role in ("query", "document")}
+    for role, mark in marks.items():
+        if not isinstance(mark, str):
+            problems.append(f"{file.name}: '{role}_prefix' must be a string, not {mark!r}")
+            marks[role] = ""
+    for role, mark in marks.items():  # goes before the prompt, if that does not have it already
+        prompts[role] = mark + prompts.get(role, "").removeprefix(mark)
+    modules = _read_modules(path, entries, problems)
+    if native:
+        by_role = _read_native_roles(path, entries, transformer.by_role, problems)
+    else:
+        by_role = _read_pylate_roles(config, transformer.by_role, file.name, problems)
+        modules.append(("Normalize", NormalizeSpec()))
+    prefixes = tuple(mark for mark in marks.values() if mark)
+    return _Settings(prompts, config.get("default_prompt_name"), similarity, modules, by_role, prefixes)
+
+
+def _read_native_roles(path: Path, entries: list[Entry], saved: dict[str, Any], problems: Problems) -> RoleSettings:
+    masks = [entry for entry in entries if entry.kind == _MASK]
+    words, tasks = _read_mask(path, masks, "query_expansion" in saved, problems)
+    return RoleSettings(**{key: saved.get(key) for key in ROLE_KEYS}, skip_words=words, skip_tasks=tasks)
+
+
+def _read_pylate_roles(pylate: dict[str, Any], saved: dict[str, Any], name: str, problems: Problems) -> RoleSettings:
+    lengths = {key: pylate.get(key) for key in ("query_length", "document_length")}
+    expansion = pylate.get("query_expansion")
+    if "query_expansion" not in pylate and pylate.get("do_query_expansion") is not False:
+        length = lengths.pop("query_length") or _EXPANDED_LENGTH
+        expansion = {"strategy": "fixed", "attend": bool(pylate.get("attend_to_expansion_tokens")), "length": length}
+    words = pylate.get("skiplist_words")
+    if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+        problems.append(f"{name}: 'skiplist_words' must be a list of strings, not {words!r}")
+        words = None
+    given = {**lengths, "query_expansion": expansion, **saved}
+    return RoleSettings(
+        **{key: given.get(key) for key in ROLE_KEYS},
+        skip_words=tuple(string.punctuation if words is None else words),
+        skip_tasks=("document",),
+    )
+
+
+def _read_mask(
+    path: Path, masks: list[Entry], expands: bool, problems: Problems
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The words that get no vector, and in texts of which roles."""
+    if not masks:
+        if expands:
+            problems.append(f"'query_expansion' is set, but no {_MASK} would let the expansion count")
+        return (), ()
+    if len(masks) > 1:
+        problems.append(f"modules.json: {len(masks)} modules {_MASK}, only one is supported")
+    name = f"{masks[0].name}/config.json"
+    config = read_json(path / masks[0].path / "config.json", name, problems)
+    unknown_keys(config, ("skiplist_words", "skiplist_tasks", "keep_only_token_ids"), name, problems)
+    if config.get("keep_only_token_ids"):
+        problems.append(f"{name}: 'keep_only_token_ids' is for images and not supported")
+    words, tasks = config.get("skiplist_words") or [], config.get("skiplist_tasks")
+    tasks = ["document"] if tasks is None else [tasks] if isinstance(tasks, str) else tasks
+    for key, value in (("skiplist_words", words), ("skiplist_tasks", tasks)):
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            problems.append(f"{name}: '{key}' must be a list of strings, not {value!r:.60}")
+            return (), ()
+    return tuple(words), tuple(tasks)
+
+
+def _read_modules(path: Path, entries: list[Entry], problems: Problems) -> list[tuple[str, ModuleSpec]]:
+    """The modules behind the transformer, all of which work on the vectors of tokens."""
+    modules: list[tuple[str, ModuleSpec]] = []
+    for entry in entries[1:]:
+        if entry.kind == _MASK or not entry.kind:
+            continue
+        if entry.kind not in ("Dense", "Normalize", "Dropout"):
+            problems.append(f"modules.json: the module {entry.kind} is not supported in a multi-vector encoder")
+            continue
+        if entry.kind == "Normalize" and not (path / entry.path / "config.json").is_file():
+            problems.append(f"{entry.name}: it scales the vector of a text, and a multi-vector encoder has none")
+            continue
+        spec = read_module(entry.kind, path / entry.path, entry.name, problems, feature="token_embeddings")
+        modules += [(entry.name, spec)] if spec is not None else []
+    return modules
+
+
+def _check_widths(modules: list[tuple[str, ModuleSpec]], width: int, problems: Problems) -> None:
+    for name, spec in modules:
+        if isinstance(spec, DenseSpec):
+            if spec.in_features != width:
+                problems.append(f"{name}: takes vectors of {spec.in_features}, but is given {width}")
+            width = spec.out_features

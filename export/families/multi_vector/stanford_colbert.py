@@ -1,0 +1,81 @@
+"""ColBERT's own layout, that of Stanford's code: the projection among the transformer's weights, settings beside them.
+
+Its config.json names the architecture HF_ColBERT, and artifact.metadata holds how the model was trained, of which a few
+values say how it is used. What goes without saying there: a query is always filled up with [MASK], a document's
+punctuation does not count, each vector has length 1.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from dataclasses import dataclass
+from pathlib import Path
+
+from sbert_infer.export.checkpoint.modules import (
+    DenseSpec,
+    ModuleSpec,
+    NormalizeSpec,
+    Problems,
+    read_json,
+    read_weights,
+)
+from sbert_infer.export.families.multi_vector.roles import RoleSettings
+
+__all__ = ["PROJECTION", "StanfordSettings", "is_stanford", "read_stanford"]
+
+PROJECTION = "linear.weight"  # among the transformer's weights
+_METADATA = "artifact.metadata"
+
+
+@dataclass(frozen=True)
+class StanfordSettings:
+    """What it says, in our words."""
+
+    prompts: dict[str, str]
+    by_role: RoleSettings
+    modules: list[tuple[str, ModuleSpec]]
+
+
+def is_stanford(path: Path) -> bool:
+    """Whether the folder holds such a checkpoint."""
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    names = config.get("architectures") if isinstance(config, dict) else None
+    return isinstance(names, list) and "HF_ColBERT" in names and not (path / "modules.json").exists()
+
+
+def read_stanford(path: Path, problems: Problems) -> StanfordSettings:
+    """Read one. Without artifact.metadata the defaults of Stanford's code hold."""
+    there = (path / _METADATA).is_file()
+    metadata = read_json(path / _METADATA, _METADATA, problems) if there else {}
+    if (similarity := metadata.get("similarity", "cosine")) != "cosine":
+        problems.append(f"{_METADATA}: the similarity {similarity!r} is not supported, only 'cosine'")
+    expansion = {
+        "strategy": "fixed",
+        "attend": bool(metadata.get("attend_to_mask_tokens")),
+        "length": metadata.get("query_maxlen") or 32,
+    }
+    skipped = string.punctuation if metadata.get("mask_punctuation", True) else ""
+    by_role = RoleSettings(None, metadata.get("doc_maxlen"), expansion, tuple(skipped), ("document",))
+    marks = {
+        "query": metadata.get("query_token_id") or "[unused0]",
+        "document": metadata.get("doc_token_id") or "[unused1]",
+    }
+    prompts = {role: f"{mark} " for role, mark in marks.items()}
+    return StanfordSettings(prompts, by_role, _read_projection(path, problems))
+
+
+def _read_projection(path: Path, problems: Problems) -> list[tuple[str, ModuleSpec]]:
+    try:
+        shape = read_weights(path)[PROJECTION].shape
+    except ValueError as error:
+        problems.append(str(error))
+        return []
+    except KeyError:
+        problems.append(f"the weights lack '{PROJECTION}', the projection of an HF_ColBERT")
+        return []
+    dense = DenseSpec(path, in_features=shape[1], out_features=shape[0], bias=False, activation="Identity")
+    return [(PROJECTION, dense), ("Normalize", NormalizeSpec())]

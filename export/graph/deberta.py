@@ -1,0 +1,100 @@
+"""DeBERTa's scores by relative position, as numbers to add to those of ordinary attention.
+
+Its scores are `(q . k + q . position_key + k . position_query) * scale`, the last two looked up by how far the tokens
+are from each other. The position vectors depend on the weights alone: they are computed once, not in each batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sbert_infer.export.graph.attention import add, additive, attend, multi_head_attention
+
+__all__ = ["ATTENTION", "fixed_positions", "fused_attention", "plain_attention"]
+
+ATTENTION = "modeling_deberta_v2.DisentangledSelfAttention"
+
+
+@contextmanager
+def fixed_positions(encoder: nn.Module) -> Iterator[None]:
+    """Within this context, each of DeBERTa's attention modules has its `position_keys` and `position_queries`."""
+    stacks: list[Any] = [module for module in encoder.modules() if type(module).__name__ == "DebertaV2Encoder"]
+    pairs = [(stack.get_rel_embedding(), layer.attention.self) for stack in stacks for layer in stack.layer]
+    try:
+        for embeddings, attention in pairs:
+            _fix(attention, embeddings)
+        yield
+    finally:
+        for _, attention in pairs:
+            for name in ("position_keys", "position_queries"):
+                attention.__dict__.pop(name, None)
+
+
+@torch.no_grad()
+def _fix(attention: Any, embeddings: Tensor | None) -> None:
+    if not attention.relative_attention or embeddings is None:
+        return
+    shared = attention.share_att_key
+    rows = embeddings[: 2 * attention.pos_ebd_size]  # [2 * span, hidden]
+    for name, kind, own in (("position_keys", "c2p", "pos_key_proj"), ("position_queries", "p2c", "pos_query_proj")):
+        if kind in attention.pos_att_type:
+            project = getattr(attention, {"c2p": "key_proj", "p2c": "query_proj"}[kind] if shared else own)
+            heads = project(rows).view(len(rows), attention.num_attention_heads, -1)
+            attention.__dict__[name] = heads.permute(1, 2, 0).contiguous().detach()  # [heads, head_dim, 2 * span]
+
+
+def score_scale(attention: Any) -> float:
+    """What every score is multiplied with."""
+    kinds = 1 + ("c2p" in attention.pos_att_type) + ("p2c" in attention.pos_att_type)
+    return float((attention.attention_head_size * kinds) ** -0.5)
+
+
+def relative_bias(attention: Any, query: Tensor, key: Tensor, relative: Tensor | None) -> Tensor | None:
+    """What to add to the scores, [batch, heads, length, length], scaled already.
+
+    `query`, `key`: [batch, heads, length, head_dim]; `relative`: [1, length, length].
+    """
+    if not attention.relative_attention or relative is None:
+        return None
+    span, scale = attention.pos_ebd_size, score_scale(attention)
+    shape = (*query.shape[:3], query.shape[2])
+    bias = None
+    if "c2p" in attention.pos_att_type:
+        index = (relative.long() + span).clamp(0, 2 * span - 1)
+        scores = (query * scale) @ attention.position_keys  # [batch, heads, length, 2 * span]
+        bias = scores.gather(-1, index.unsqueeze(0).expand(shape))
+    if "p2c" in attention.pos_att_type:
+        index = (span - relative.long()).clamp(0, 2 * span - 1)
+        scores = (key * scale) @ attention.position_queries
+        other = scores.gather(-1, index.unsqueeze(0).expand(shape)).transpose(2, 3)
+        bias = other if bias is None else bias + other
+    return bias
+
+
+def fused_attention(
+    self: Any, hidden: Tensor, attention_mask: Tensor, *_: Any, relative_pos: Tensor | None = None, **__: Any
+) -> tuple[Tensor, None]:
+    """DeBERTa is not on the interface either. Its mask arrives as [batch, 1, length, length], true for real pairs."""
+    query, key, value = self.query_proj(hidden), self.key_proj(hidden), self.value_proj(hidden)
+    heads = (*hidden.shape[:2], self.num_attention_heads, self.attention_head_size)
+    relative = relative_bias(self, query.view(heads).transpose(1, 2), key.view(heads).transpose(1, 2), relative_pos)
+    bias = add(relative, additive(attention_mask.bool(), hidden.dtype))
+    scale = score_scale(self)
+    return multi_head_attention(query, key, value, heads=heads[2], scale=scale, mask=None, bias=bias), None
+
+
+def plain_attention(
+    self: Any, hidden: Tensor, attention_mask: Tensor, *_: Any, relative_pos: Tensor | None = None, **__: Any
+) -> tuple[Tensor, None]:
+    """As `fused_attention`, in standard operators."""
+    heads = (*hidden.shape[:2], self.num_attention_heads, self.attention_head_size)
+    projections = (self.query_proj, self.key_proj, self.value_proj)
+    query, key, value = (project(hidden).view(heads).transpose(1, 2) for project in projections)
+    bias = add(relative_bias(self, query, key, relative_pos), additive(attention_mask.bool(), hidden.dtype))
+    out = attend(query, key, value, score_scale(self), bias)
+    return out.transpose(1, 2).reshape(hidden.shape), None

@@ -1,0 +1,218 @@
+"""What attention and activations become in the graph, decided while the model is traced.
+
+transformers lets an attention function be plugged in by name; what is not on that interface is patched by class.
+
+For onnxruntime, our function does no arithmetic: under `torch.export` it puts one `com.microsoft.MultiHeadAttention`
+into the graph, with the padding mask as `[batch, length]` instead of a materialised `[batch, 1, length, length]` bias.
+Causal attention becomes one `GroupQueryAttention`, if padding is at the right end, where the causality hides it. So
+every architecture is fused by construction, not by recognising a pattern of nodes that changes with each release.
+
+For everything else there is the textbook's attention: two products with a mask and a softmax between them, the pattern
+that TensorRT recognises. It adds -1e4 for padding, which FP16 can hold, and which gives no NaN for a row of padding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
+
+from sbert_infer.errors import ExportError
+from sbert_infer.export.graph import deberta
+from sbert_infer.export.graph.attention import (
+    MASKED,
+    add,
+    additive,
+    attend,
+    causal_attention,
+    multi_head_attention,
+    operator,
+    repeated,
+)
+
+__all__ = ["fused_operators", "plain_operators"]
+
+FUSED, PLAIN = "sbert_infer_fused", "sbert_infer_plain"
+MPNET = "modeling_mpnet.MPNetSelfAttention"
+CAUSAL_NDIM = 3  # of a mask that is causal and otherwise says nothing
+
+
+@contextmanager
+def fused_operators(encoder: nn.Module, *, padding_side: str = "left", max_length: int | None = None) -> Iterator[None]:
+    """Within this context, tracing `encoder` emits fused operators; running it is not possible."""
+    AttentionInterface.register(FUSED, _attention)
+    AttentionMaskInterface.register(FUSED, partial(_mask, padding_side=padding_side, max_length=max_length))
+    own_attention = any(_class_name(module) == MPNET for module in encoder.modules())
+    with _operators(encoder, None if own_attention else FUSED, _FUSED_PATCHES):
+        yield
+
+
+@contextmanager
+def plain_operators(encoder: nn.Module) -> Iterator[None]:
+    """Within this context, tracing `encoder` emits attention in standard operators. It can be run, too."""
+    AttentionInterface.register(PLAIN, _plain_attention)
+    AttentionMaskInterface.register(PLAIN, _plain_mask)
+    with _operators(encoder, PLAIN, {MPNET: _plain_mpnet, deberta.ATTENTION: deberta.plain_attention}):
+        yield
+
+
+@contextmanager
+def _operators(encoder: nn.Module, attention: str | None, patches: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    config: Any = encoder.config
+    before = config._attn_implementation
+    patched = [module for module in encoder.modules() if _class_name(module) in patches]
+    try:
+        if attention is not None:
+            config._attn_implementation = attention
+        for module in patched:
+            module.forward = MethodType(patches[_class_name(module)], module)
+        with deberta.fixed_positions(encoder):
+            yield
+    finally:
+        config._attn_implementation = before
+        for module in patched:
+            module.__dict__.pop("forward", None)
+
+
+def _class_name(module: nn.Module) -> str:
+    """With the file's name: DeBERTa's two versions have classes of the same name."""
+    return f"{type(module).__module__.rpartition('.')[2]}.{type(module).__name__}"
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """What transformers calls. `query`: [batch, heads, length, head_dim]; `key` and `value` may have fewer heads."""
+    _refuse_unknown(module, options)
+    batch, heads, length, head_dim = query.shape
+    scale = options.get("scaling")
+    scale = head_dim**-0.5 if scale is None else float(scale)
+    if mask is not None and mask.ndim == CAUSAL_NDIM:
+        flat = [x.transpose(1, 2).flatten(2) for x in (query, key, value)]
+        out = causal_attention(*flat, heads=heads, kv_heads=key.shape[1], scale=scale)
+        return out.view(batch, length, heads, head_dim), None
+    padding = mask if mask is not None and mask.ndim == 2 else None
+    out = multi_head_attention(
+        *(x.transpose(1, 2).reshape(batch, length, heads * head_dim) for x in (query, *repeated(query, key, value))),
+        heads=heads,
+        scale=scale,
+        mask=padding,
+        bias=add(options.get("position_bias"), additive(mask, query.dtype) if padding is None else None),
+    )
+    return out.view(batch, length, heads, head_dim), None
+
+
+def _refuse_unknown(module: nn.Module, options: dict[str, Any]) -> None:
+    """Refuse what changes the scores in a way that attention here has no place for."""
+    for name in ("softcap", "s_aux"):
+        if options.get(name) is not None:
+            raise ExportError(f"{type(module).__name__} uses '{name}', which is not supported")
+
+
+def _mask(
+    *args: Any,
+    attention_mask: Tensor | None = None,
+    padding_side: str = "left",
+    max_length: int | None = None,
+    **options: Any,
+) -> Tensor | None:
+    """The padding mask as it is, unless the architecture also restricts who sees whom (causal, sliding window).
+
+    A causal mask with nothing but padding at the right end comes as [batch, 1, length].
+    """
+    if options.get("mask_function") is bidirectional_mask_function:
+        return attention_mask
+    window = options.get("local_size")
+    is_plain = options.get("allow_is_causal_skip") and (window is None or window >= (max_length or math.inf))
+    if is_plain and padding_side == "right" and attention_mask is not None and _head_dim(options) % 8 == 0:
+        return attention_mask[:, None, :]
+    # None in place of a causal mask would leave the causality to our attention, which knows of none.
+    restricted: Tensor | None = sdpa_mask(
+        *args, attention_mask=attention_mask, **{**options, "allow_is_causal_skip": False}
+    )
+    return restricted
+
+
+def _head_dim(options: dict[str, Any]) -> int:
+    """Which the operator for causal attention wants to be a multiple of 8."""
+    config = options["config"]
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _mpnet(
+    self: Any, hidden: Tensor, attention_mask: Tensor | None = None, position_bias: Tensor | None = None, **_: Any
+) -> tuple[Tensor]:
+    """MPNet is not on transformers' attention interface: its scores carry a learned bias by relative position.
+
+    Its mask arrives as [batch, 1, 1, length], large negative numbers where there is padding. Clamped, since padding
+    of finfo.min plus a bias would overflow to -inf.
+    """
+    bias = None if position_bias is None else position_bias.expand(hidden.shape[0], -1, -1, -1)
+    if attention_mask is not None:
+        attention_mask = attention_mask.clamp(min=MASKED)
+        bias = attention_mask if bias is None else bias + attention_mask  # [batch, heads, length, length]
+    out = multi_head_attention(
+        self.q(hidden),
+        self.k(hidden),
+        self.v(hidden),
+        heads=self.num_attention_heads,
+        scale=self.attention_head_size**-0.5,
+        mask=None,
+        bias=bias,
+    )
+    return (self.o(out),)
+
+
+def _tanh_gelu(self: Any, x: Tensor) -> Tensor:
+    return operator("FastGelu", [x], x)
+
+
+_FUSED_PATCHES: dict[str, Callable[..., Any]] = {
+    MPNET: _mpnet,
+    deberta.ATTENTION: deberta.fused_attention,
+    "activations.NewGELUActivation": _tanh_gelu,
+    "activations.FastGELUActivation": _tanh_gelu,
+    "activations.GELUTanh": _tanh_gelu,
+}
+
+
+# ------------------------------------------------------------------------------------------------- standard operators
+
+
+def _plain_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """What transformers calls. `query`: [batch, heads, length, head_dim]; `key` and `value` may have fewer heads."""
+    _refuse_unknown(module, options)
+    scale = options.get("scaling")
+    key, value = repeated(query, key, value)
+    bias = add(options.get("position_bias"), additive(mask, query.dtype))
+    out = attend(query, key, value, query.shape[3] ** -0.5 if scale is None else float(scale), bias)
+    return out.transpose(1, 2), None
+
+
+def _plain_mask(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
+    """Once for all layers: numbers to add, [batch, 1, 1, length], or [batch, 1, length, length] where it must be."""
+    mask = _mask(*args, attention_mask=attention_mask, **options)
+    if mask is not None and mask.ndim == 2:
+        mask = mask[:, None, None, :].to(torch.bool)
+    return additive(mask, options.get("dtype", torch.float32))
+
+
+def _plain_mpnet(
+    self: Any, hidden: Tensor, attention_mask: Tensor | None = None, position_bias: Tensor | None = None, **_: Any
+) -> tuple[Tensor]:
+    """As `_mpnet`."""
+    heads = (*hidden.shape[:2], self.num_attention_heads, self.attention_head_size)
+    query, key, value = (layer(hidden).view(heads).transpose(1, 2) for layer in (self.q, self.k, self.v))
+    bias = add(position_bias, None if attention_mask is None else attention_mask.clamp(min=MASKED))
+    out = attend(query, key, value, self.attention_head_size**-0.5, bias)
+    return (self.o(out.transpose(1, 2).reshape(hidden.shape)),)

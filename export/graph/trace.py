@@ -1,0 +1,152 @@
+"""The eager reference as an ONNX graph: input_ids, attention_mask -> sentence_embedding."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+from torch import Tensor, nn
+
+import sbert_infer
+from sbert_infer.artifact.onnx_file import PRODUCER, SENTENCE, SPARSE, TOKENS
+from sbert_infer.errors import ExportError
+from sbert_infer.export.checkpoint.checkpoint import Checkpoint
+from sbert_infer.export.graph.constants import share_equal_constants
+from sbert_infer.export.graph.fuse import fuse
+from sbert_infer.export.graph.operators import fused_operators, plain_operators
+from sbert_infer.export.reference.bge_m3 import TokenHeads
+from sbert_infer.export.reference.encoder import Reference
+
+__all__ = ["OPSET", "convert", "quiet_tracer", "tidy", "trace"]
+
+OPSET = 18  # the newest whose graphs onnxscript's fusions for onnxruntime recognise
+
+
+def convert(
+    reference: Reference, *, portable: bool = False, token_output: bool = False, heads: TokenHeads | None = None
+) -> ir.Model:
+    """Convert `reference`. A portable graph has standard operators only; else it is fused for onnxruntime.
+
+    With `token_output` the graph has a second output, `token_embeddings` [batch, length, width], with `heads` theirs.
+    """
+    module = _WithTokens(reference, heads) if token_output or heads else reference
+    outputs: tuple[str, ...] = (SPARSE if reference.checkpoint.is_sparse else SENTENCE,)
+    if module is not reference:
+        outputs = (SENTENCE, *heads.outputs) if heads else (SENTENCE, TOKENS)
+    prompt = not reference.checkpoint.pooling.include_prompt
+    with quiet_tracer():
+        with plain_operators(reference.encoder) if portable else _fused_operators(reference):
+            model = trace(module, reference.checkpoint, prompt=prompt, outputs=outputs)
+        if not portable:
+            model = fuse(model)
+        for value, name in zip(model.graph.outputs, outputs, strict=True):
+            value.name = name  # a fusion may have put another value in its place
+        _default_prompt_length(model)
+        return tidy(model)
+
+
+def _fused_operators(reference: Reference) -> AbstractContextManager[None]:
+    side, longest = reference.tokenizer.padding_side, reference.checkpoint.max_length
+    return fused_operators(reference.encoder, padding_side=side, max_length=longest)
+
+
+class _WithTokens(nn.Module):
+    """The sentence vectors, and the token vectors that they are pooled from, or what `heads` make of these."""
+
+    def __init__(self, reference: Reference, heads: TokenHeads | None = None) -> None:
+        super().__init__()
+        self.reference, self.heads = reference, heads
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, prompt_length: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        tokens = self.reference.token_vectors(input_ids, attention_mask)
+        more = (tokens,) if self.heads is None else self.heads(tokens)
+        return self.reference.pool(tokens, attention_mask, prompt_length), *more
+
+
+def trace(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    *,
+    prompt: bool,
+    outputs: Sequence[str] = (SENTENCE,),
+    token_types: bool = False,
+) -> ir.Model:
+    """The graph of `module` for batches of any size and length.
+
+    With `prompt` it also takes a `prompt_length`, with `token_types` also `token_type_ids`.
+    """
+    batch = torch.export.Dim("batch")
+    length = torch.export.Dim("length", max=checkpoint.max_length)
+    ids = torch.ones(2, 3, dtype=torch.int64)  # sizes over 1: torch.export takes 0 and 1 for constants
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if token_types:
+        inputs["token_type_ids"] = torch.zeros_like(ids)
+    shapes: dict[str, object] = {name: {0: batch, 1: length} for name in inputs}
+    if prompt:
+        inputs["prompt_length"] = torch.tensor(1)
+        shapes["prompt_length"] = {}
+    try:
+        program = torch.onnx.export(
+            module,
+            kwargs=inputs,
+            dynamic_shapes=shapes,
+            input_names=list(inputs),
+            output_names=list(outputs),
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    except Exception as error:
+        raise ExportError(f"{checkpoint.model_type}: torch can't export this model: {_cause(error)}") from error
+    assert program is not None  # noqa: S101  # None only when a path is given
+    return program.model
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of what went wrong first: torch wraps it in advice on how to report a bug."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).strip() or type(error).__name__).partition("\n")[0]
+
+
+def tidy(model: ir.Model) -> ir.Model:
+    """Store equal constants once, and nothing of the machine that this ran on."""
+    share_equal_constants(model.graph)
+    ClearMetadataAndDocStringPass()(model)  # the tracer's stack traces, with paths
+    model.producer_name, model.producer_version = PRODUCER, sbert_infer.__version__
+    return model
+
+
+def _default_prompt_length(model: ir.Model) -> None:
+    """Give `prompt_length` a default of 0: an input that is also an initializer may be left out.
+
+    After fusion, which would take the default for a constant.
+    """
+    for value in model.graph.inputs:
+        if value.name == "prompt_length":
+            value.const_value = ir.tensor(np.int64(0), name="prompt_length")
+            model.graph.initializers["prompt_length"] = value
+
+
+@contextmanager
+def quiet_tracer() -> Iterator[None]:
+    """Without the chatter of torch's exporter and of the graph passes."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

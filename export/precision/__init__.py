@@ -1,0 +1,1 @@
+"""Graphs in 8 bits and in FP16."""

@@ -1,0 +1,106 @@
+"""The CPU's twin of an FP16 model: the graph fused for onnxruntime, on the weights inside the other's file.
+
+    model.onnx   ...| name | FP16 bytes |...| name | FP16 bytes |...
+    cpu.onnx               ^ offset, length -> Cast to FP32 -> MatMul
+
+Its large constants are ONNX external data: they name a range of bytes of the file beside it, which here happens to be
+an ONNX model, too. onnxruntime widens them to FP32 once, while it loads the graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from sbert_infer.artifact.protobuf import fields
+
+__all__ = ["Twin", "cpu_twin"]
+
+Array = npt.NDArray[np.generic]
+
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers of ModelProto, GraphProto, TensorProto
+
+
+@dataclass(frozen=True)
+class Twin:
+    """The serialized graph, and where its weights are."""
+
+    model: bytes
+    shared_bytes: int  # in the other model's file
+    inline_bytes: int  # in this one
+
+
+def cpu_twin(fused: ir.Model, half_model: bytes, location: str = "model.onnx") -> Twin:
+    """Take the matrices of `fused` from `half_model`, the FP16 model as it is stored in the file `location`.
+
+    Matrices that are not in it are kept in FP16, biases and norms in FP32: they are small. `fused` itself is changed.
+    """
+    stored = {_digest(data): (offset, len(data)) for offset, data in _raw_data(half_model)}
+    graph, shared, inline = fused.graph, 0, 0
+    for value in list(graph.initializers.values()):
+        array = _array(value)
+        if array is None or array.ndim < 2 or array.dtype != np.float32:
+            inline += 0 if array is None else array.nbytes
+            continue
+        # What follows pooling is FP32 in the other model, too.
+        narrow = array if _digest(array) in stored else array.astype(np.float16)
+        place = stored.get(_digest(narrow))
+        if place is None:
+            inline += narrow.nbytes
+        else:
+            shared += place[1]
+        _replace(graph, value, _external(narrow, place, location) if place else ir.tensor(narrow))
+    return Twin(ir.to_proto(fused).SerializeToString(), shared, inline)
+
+
+def _array(value: ir.Value) -> Array | None:
+    return None if value.const_value is None else np.ascontiguousarray(value.const_value.numpy())
+
+
+def _digest(data: Array | memoryview) -> bytes:
+    return hashlib.sha256(data.data if isinstance(data, np.ndarray) else data).digest()
+
+
+def _raw_data(model: bytes) -> Iterator[tuple[int, memoryview]]:
+    """Where each of the graph's constants begins in the serialized `model`, and its bytes."""
+    whole = memoryview(model)
+    for graph in _children(whole, _GRAPH):
+        for tensor in _children(graph, _INITIALIZER):
+            for data in _children(tensor, _RAW_DATA):
+                if len(data):
+                    yield _address(data) - _address(whole), data
+
+
+def _children(message: memoryview, number: int) -> Iterator[memoryview]:
+    return (content for found, content in fields(message) if found == number)
+
+
+def _address(data: memoryview) -> int:
+    return np.frombuffer(data, np.uint8).ctypes.data
+
+
+def _external(array: Array, place: tuple[int, int], location: str) -> ir.ExternalTensor:
+    """`array` as a range of bytes, (offset, length), of the file `location`."""
+    dtype = ir.DataType.from_numpy(array.dtype)
+    return ir.ExternalTensor(location, *place, dtype, shape=ir.Shape(array.shape), name="")
+
+
+def _replace(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol) -> None:
+    """Let the constant `value` be `tensor`; what uses it gets FP32, as before."""
+    if tensor.dtype == ir.DataType.FLOAT:
+        value.const_value = tensor
+        return
+    name = f"{value.name}.half"
+    half = ir.Value(name=name, shape=value.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+    widen = ir.node("Cast", [half], {"to": ir.DataType.FLOAT})
+    widened = widen.outputs[0]
+    widened.name, widened.shape, widened.type = value.name, value.shape, value.type
+    ir.convenience.replace_all_uses_with(value, widened)
+    del graph.initializers[str(value.name)]
+    graph.initializers[name] = half
+    graph.insert_before(graph[0], widen)

@@ -1,0 +1,95 @@
+"""The reference as an ONNX graph in FP16, for TensorRT and for onnxruntime on GPUs.
+
+The types are in the graph, since TensorRT 11 knows no other way. The transformer is FP16: weights, products, sums. FP32
+are:
+- what follows it: pooling adds up hundreds of tokens, and its clamps (1e-9, 1e-12) are zero in FP16;
+- layer normalisation, whose squares overflow from 256 on. Its operator has an attribute for that, `stash_type`, but
+  parsers drop it.
+The softmax is not: on MiniLM its type makes no difference (1 - cosine is 1.3e-6 at worst either way), and even if its
+exponentials were added up in FP16 it would be 1e-5.
+"""
+
+from __future__ import annotations
+
+import copy
+from types import MethodType
+from typing import Any
+
+import onnx_ir as ir
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sbert_infer.artifact.onnx_file import TOKENS
+from sbert_infer.export.graph.operators import plain_operators
+from sbert_infer.export.graph.trace import quiet_tracer, tidy, trace
+from sbert_infer.export.reference.encoder import Reference
+
+__all__ = ["to_half"]
+
+
+def to_half(reference: Reference, *, token_output: bool = False) -> ir.Model:
+    """Convert `reference` to standard operators, strongly typed. It is left as it was.
+
+    The graph takes `input_ids` and `attention_mask`, and gives `sentence_embedding` in FP32 [batch, dim]. A model that
+    leaves its prompt out of pooling also takes `prompt_length`, always: TensorRT would take a default for a constant.
+
+    With `token_output` it gives `token_embeddings` in FP16 [batch, length, width] instead, to be pooled elsewhere.
+    """
+    half, checkpoint = _half_copy(reference), reference.checkpoint
+    with quiet_tracer(), plain_operators(half.encoder):
+        if token_output:
+            return tidy(trace(_Tokens(half), checkpoint, prompt=False, outputs=(TOKENS,)))
+        return tidy(trace(_Sentence(half), checkpoint, prompt=not checkpoint.pooling.include_prompt))
+
+
+def _half_copy(reference: Reference) -> Reference:
+    """A copy with its transformer in FP16. All other weights, the tokenizer and so on are shared, not copied."""
+    norms = [module for module in reference.encoder.modules() if isinstance(module, nn.LayerNorm)]
+    wide = {id(parameter) for norm in norms for parameter in norm.parameters()}
+    shared = [*reference.parameters(), *reference.buffers(), reference.tokenizer, reference.checkpoint]
+    copies: dict[int, Any] = {id(item): item for item in shared}
+    for parameter in reference.encoder.parameters():
+        if id(parameter) not in wide:
+            copies[id(parameter)] = nn.Parameter(parameter.half(), requires_grad=False)
+    for buffer in reference.encoder.buffers():
+        copies[id(buffer)] = buffer.half() if buffer.is_floating_point() else buffer
+    half = copy.deepcopy(reference, copies)  # takes what `copies` has for an object instead of copying it
+    for module in half.encoder.modules():
+        if isinstance(module, nn.LayerNorm):
+            setattr(module, "forward", MethodType(_wide_norm, module))  # noqa: B010  # mypy takes it for a method
+    return half
+
+
+def _wide_norm(self: nn.LayerNorm, x: Tensor) -> Tensor:
+    return F.layer_norm(x.float(), self.normalized_shape, self.weight, self.bias, self.eps).to(x.dtype)
+
+
+class _Tokens(nn.Module):
+    """The token vectors, [batch, length, width] in FP16."""
+
+    def __init__(self, half: Reference) -> None:
+        super().__init__()
+        self.half_reference = half
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        layer_pooling = self.half_reference.layer_pooling
+        output = self.half_reference.encoder(
+            input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=layer_pooling is not None
+        )
+        tokens: Tensor = output.last_hidden_state
+        if layer_pooling is not None:
+            tokens = layer_pooling(tuple(layer.float() for layer in output.hidden_states)).half()
+        return tokens
+
+
+class _Sentence(nn.Module):
+    """Pooling and what follows, in FP32, on the token vectors."""
+
+    def __init__(self, half: Reference) -> None:
+        super().__init__()
+        self.tokens, self.pooling, self.head = _Tokens(half), half.pooling, half.head
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, prompt_length: Tensor | None = None) -> Tensor:
+        tokens = self.tokens(input_ids, attention_mask).float()
+        sentence: Tensor = self.head(self.pooling(tokens, attention_mask, prompt_length))
+        return sentence

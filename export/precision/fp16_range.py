@@ -1,0 +1,107 @@
+"""Whether FP16 can hold what a model computes, seen while the FP32 reference runs.
+
+FP16 ends at 65504; what is larger becomes infinity, and then NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from sbert_infer.errors import ExportError
+from sbert_infer.export.reference.encoder import Reference
+
+__all__ = ["MAX_ACTIVATION", "check_overflow", "refuse_overflow"]
+
+FP16_MAX = 65504.0
+# Half of it: texts that are not among those tried may go further, and activations this large come with rare outliers.
+MAX_ACTIVATION = FP16_MAX / 2
+# FP16 rounds a weight by 2^-11 of it at most. Weights that lose much more, taken together, are too small for it.
+MAX_WEIGHT_ERROR = 0.01
+
+_OFFER = "export it in FP32 instead, without --fp16"
+
+
+def check_overflow(reference: Reference, texts: Sequence[str]) -> None:
+    """Raise `ExportError`, with the layer's name, if FP16 can't hold the transformer's weights or activations."""
+    with refuse_overflow(reference):
+        reference.encode(texts)
+
+
+@contextmanager
+def refuse_overflow(reference: Reference) -> Iterator[None]:
+    """As `check_overflow`, for whatever `reference` encodes within this context. Raises on leaving it."""
+    _check_weights(reference.encoder)
+    peaks: dict[str, float] = {}
+    hooks = [
+        module.register_forward_hook(_Watch(name, peaks), with_kwargs=True)
+        for name, module in reference.encoder.named_modules()
+        if not name or _computes(module)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    _check_peaks(peaks)
+
+
+def _check_weights(encoder: nn.Module) -> None:
+    for name, parameter in encoder.named_parameters():
+        weight = parameter.detach()
+        largest = float(weight.abs().max())
+        if not largest <= FP16_MAX:
+            raise ExportError(f"FP16 ends at {FP16_MAX:.0f}, and the weights {name} reach {largest:.4g}; {_OFFER}")
+        lost = float(weight.half().float().sub_(weight).norm()) / (float(weight.norm()) or 1.0)
+        if lost > MAX_WEIGHT_ERROR:
+            raise ExportError(f"FP16 ends at 6e-08, and the weights {name} lose {lost:.0%} by that; {_OFFER}")
+
+
+def _computes(module: nn.Module) -> bool:
+    """Whether it is a layer itself, not a group of them. A sum of two branches is the input of the next layer."""
+    return next(module.children(), None) is None and not isinstance(module, (nn.Dropout, nn.Identity))
+
+
+class _Watch:
+    """A hook that keeps the largest magnitude of what goes into a module and of what comes out."""
+
+    def __init__(self, name: str, peaks: dict[str, float]) -> None:
+        self._input, self._output = (f"the {side} of {name or 'the encoder'}" for side in ("input", "output"))
+        self._peaks = peaks
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        self._note(self._input, _hidden_states([*args, *kwargs.values()]))
+        self._note(self._output, _hidden_states(_items(output)))
+
+    def _note(self, place: str, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            low, high = tensor.aminmax()
+            peak = max(-float(low), float(high))
+            self._peaks[place] = max(self._peaks.get(place, 0.0), math.inf if math.isnan(peak) else peak)
+
+
+def _items(output: Any) -> Iterable[Any]:
+    if isinstance(output, Tensor):
+        return [output]
+    return output.values() if isinstance(output, dict) else output
+
+
+def _hidden_states(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors [batch, length, width]. A mask has four dimensions, and numbers that mean nothing."""
+    for value in values:
+        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3:
+            yield value
+
+
+def _check_peaks(peaks: dict[str, float]) -> None:
+    """The first place in the order of computing is the cause; what follows it is large because of it."""
+    for place, peak in peaks.items():
+        if peak > MAX_ACTIVATION:
+            raise ExportError(
+                f"FP16 ends at {FP16_MAX:.0f}, and {place} reaches {peak:.4g} (up to {MAX_ACTIVATION:.0f} is accepted);"
+                f" {_OFFER}"
+            )

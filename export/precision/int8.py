@@ -1,0 +1,219 @@
+"""8-bit weights and activations for CPUs, one scale per token and one per weight column.
+
+Every `x @ W` of the encoder becomes
+
+    z = x * smooth                        [tokens, in]   outlying channels tamed, their size moved into W
+    scale = max |z| / 127                 [tokens, 1]    per token: a vector does not depend on its batch
+    y = (u8(z / scale) @ s8(W)) * scale   [tokens, out]  integers inside, column scales applied by the operator
+
+Products that share their input (query, key and value) share its quantization, and layers that share a weight keep
+sharing it. `smooth` balances the largest activation of each channel with the largest weight that meets it
+(SmoothQuant, exponent 0.5). What comes out of a GELU is nearly one-sided: it needs neither smoothing nor absolute
+values, and gets almost the whole integer range for its positive side. Weights are rounded by `gptq.py`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+import onnxruntime
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from sbert_infer._util.cores import usable_cores
+from sbert_infer.export.graph.constants import add_constant
+from sbert_infer.export.precision.gptq import correction, round_rows
+
+# CPUs without VNNI add two u8 x s8 products in 16 bits: 2 * 255 * 63 = 32130 fits, 64 would saturate.
+WEIGHT_MAX = 63
+ACTIVATION_MAX = 127
+ZERO_POINT = 128  # activations are symmetric, but the u8 x s8 product is the one every CPU has
+GELU_MIN = -0.17001  # neither GELU, exact or approximate, goes below
+ONE_SIDED_ZERO_POINT = 32
+
+_SMALL_BYTES = 1024
+_CALIBRATION_ITEMS = 512  # more change the largest activations little
+_CALIBRATION_BATCH = 16
+
+Array = npt.NDArray[np.float32]
+Batch = Mapping[str, npt.NDArray[np.int64]]
+Item = TypeVar("Item")
+
+
+def calibration_samples(items: Sequence[Item], size: Callable[[Any], int] = len) -> Iterator[list[Item]]:
+    """Of texts or pairs some from all over, in batches of like `size`."""
+    some = sorted(items[:: max(1, len(items) // _CALIBRATION_ITEMS)], key=size)
+    for start in range(0, len(some), _CALIBRATION_BATCH):
+        yield some[start : start + _CALIBRATION_BATCH]
+
+
+def quantize(model: ir.Model, calibration: Iterable[Batch]) -> ir.Model:
+    """Replace the encoder's matrix products in `model`, in place, by 8-bit ones. Returns `model`."""
+    groups = _products_by_input(model)
+    seen = _activations(model, groups, calibration)
+    for values in _clusters(groups):
+        weights = [_weight(node) for value in values for node in groups[value]]
+        top = np.max([seen[value].largest for value in values], axis=0)
+        smooth = np.ones_like(top) if all(map(_after_gelu, values)) else _smoothing(top, weights)
+        moments = sum(seen[value].moments for value in values) * np.outer(smooth, smooth)
+        spread = correction(moments)
+        for value in values:
+            _quantize_group(model.graph, value, groups[value], smooth, spread)
+    model.opset_imports["com.microsoft"] = 1
+    RemoveUnusedNodesPass()(model)  # with them the FP32 weights
+    return model
+
+
+def _products_by_input(model: ir.Model) -> dict[ir.Value, list[ir.Node]]:
+    """The products `[batch, length, in] @ constant [in, out]`, by their left side. Those on pooled rows stay FP32."""
+    groups: dict[ir.Value, list[ir.Node]] = defaultdict(list)
+    for node in model.graph:
+        left, right = node.inputs if node.op_type == "MatMul" else (None, None)
+        constant = None if right is None else right.const_value
+        rank = 0 if left is None or left.shape is None else len(left.shape)
+        if left is not None and rank == 3 and constant is not None and len(constant.shape) == 2:
+            groups[left].append(node)
+    return groups
+
+
+def _clusters(groups: Mapping[ir.Value, list[ir.Node]]) -> list[list[ir.Value]]:
+    """Inputs whose products have a weight in common (ALBERT's layers): one smoothing, so that it stays common."""
+    clusters: dict[ir.Value | None, list[ir.Value]] = {}  # by weight
+    for value, products in groups.items():
+        weights = [node.inputs[1] for node in products]
+        known = {id(clusters[weight]): clusters[weight] for weight in weights if weight in clusters}
+        joined = [*(member for cluster in known.values() for member in cluster), value]
+        clusters |= dict.fromkeys([*weights, *(w for w, cluster in clusters.items() if id(cluster) in known)], joined)
+    return list({id(cluster): cluster for cluster in clusters.values()}.values())
+
+
+def _weight(node: ir.Node) -> Array:
+    right = node.inputs[1]
+    assert right is not None and right.const_value is not None  # noqa: S101, PT018  # as _products_by_input saw to
+    return right.const_value.numpy()
+
+
+@dataclass
+class _Activations:
+    """What the calibration texts showed of one input, over all their real tokens."""
+
+    largest: Array  # magnitude of each channel, [in]
+    moments: Array  # sum of x.T @ x, [in, in]
+
+    def add(self, rows: Array) -> None:
+        self.largest = np.maximum(self.largest, np.abs(rows).max(axis=0, initial=0))
+        self.moments += rows.T @ rows
+
+
+def _activations(
+    model: ir.Model, groups: Mapping[ir.Value, list[ir.Node]], calibration: Iterable[Batch]
+) -> dict[ir.Value, _Activations]:
+    names = [value.name or "" for value in groups]
+    session = _session(model, names)
+    seen = {}
+    for value, products in groups.items():
+        width = len(_weight(products[0]))
+        seen[value] = _Activations(np.zeros(width, np.float32), np.zeros((width, width), np.float32))
+    for batch in calibration:
+        real = batch["attention_mask"].astype(bool)  # [batch, length]
+        for value, output in zip(groups, session.run(names, dict(batch)), strict=True):
+            seen[value].add(output[real])
+    return seen
+
+
+def _session(model: ir.Model, outputs: list[str]) -> onnxruntime.InferenceSession:
+    """A session that also gives the inner values `outputs`."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # keeps the inner values
+    options.log_severity_level = 3
+    options.intra_op_num_threads = usable_cores()
+    proto = ir.to_proto(model)
+    known = {output.name for output in proto.graph.output}
+    for name in outputs:
+        if name not in known:
+            proto.graph.output.add().name = name
+    # Handed over apart, since a protobuf message ends at 2 GB.
+    large = [tensor for tensor in proto.graph.initializer if len(tensor.raw_data) > _SMALL_BYTES]
+    arrays = [onnxruntime.OrtValue.ortvalue_from_numpy(onnx.numpy_helper.to_array(tensor)) for tensor in large]
+    for tensor in large:
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="in memory")
+    options.add_external_initializers([tensor.name for tensor in large], arrays)
+    return onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _quantize_group(
+    graph: ir.Graph, value: ir.Value, products: list[ir.Node], smooth: Array, spread: npt.NDArray[np.float64]
+) -> None:
+    """Put the 8-bit products in the place of `products`, which all multiply `value`."""
+    tape = ir.tape.Tape()
+
+    def constant(name: str, array: npt.ArrayLike) -> ir.Value:
+        return add_constant(graph, f"{value.name}.int8.{name}", array)
+
+    zero_point = ONE_SIDED_ZERO_POINT if _after_gelu(value) else ZERO_POINT
+    z = value if np.all(smooth == 1) else tape.op("Mul", [value, constant("smooth", smooth)])
+    rows = tape.op("Reshape", [z, constant("rows", np.array([-1, len(smooth)]))])  # [tokens, in]
+    scale = _token_scales(tape, constant, rows, _after_gelu(value))  # [tokens]
+    zeros = tape.op("Expand", [constant("zeros", np.array([zero_point], np.uint8)), tape.op("Shape", [scale])])
+    quantized = tape.op("QuantizeLinear", [rows, scale, zeros], {"axis": 0})
+    column = tape.op("Unsqueeze", [scale, constant("column", np.array([1]))])  # [tokens, 1]
+    shape = tape.op("Shape", [value], {"start": 0, "end": 2})
+
+    for index, node in enumerate(products):
+        weight, steps = _quantized_weight(graph, node, smooth, spread)
+        inputs = [quantized, weight, constant("one", np.float32(1)), steps, constant("zero", np.uint8(zero_point))]
+        product = tape.op("MatMulIntegerToFloat", inputs, domain="com.microsoft")
+        scaled = tape.op("Mul", [product, column])
+        target = tape.op("Concat", [shape, constant(f"width{index}", _weight(node).shape[1:])], {"axis": 0})
+        result = tape.op("Reshape", [scaled, target])
+        result.shape, result.type = node.outputs[0].shape, node.outputs[0].type
+        ir.convenience.replace_all_uses_with(node.outputs[0], result)
+    graph.insert_before(products[0], tape.nodes)
+    graph.remove(products, safe=True)
+
+
+def _token_scales(
+    tape: ir.tape.Tape, constant: Callable[[str, npt.ArrayLike], ir.Value], rows: ir.Value, one_sided: bool
+) -> ir.Value:
+    """What one integer step is worth in each row: [tokens, in] -> [tokens]."""
+    last_axis = constant("last_axis", np.array([1]))
+    largest = tape.op("ReduceMax", [rows if one_sided else tape.op("Abs", [rows]), last_axis], {"keepdims": 0})
+    steps = 255 - ONE_SIDED_ZERO_POINT if one_sided else ACTIVATION_MAX
+    # The floor: nothing below zero is cut off after a GELU, and a token of zeros does not divide by zero.
+    floor = -GELU_MIN / ONE_SIDED_ZERO_POINT if one_sided else 1e-10
+    scaled = tape.op("Mul", [largest, constant("step", np.float32(1 / steps))])
+    return tape.op("Max", [scaled, constant("floor", np.float32(floor))])
+
+
+def _after_gelu(value: ir.Value) -> bool:
+    """Whether `value` is hardly ever negative: then all integers but a few are for its positive side."""
+    producer = value.producer()
+    return producer is not None and producer.op_type in ("BiasGelu", "Gelu", "FastGelu")
+
+
+def _smoothing(largest: Array, weights: list[Array]) -> Array:
+    weight_max = np.max([np.abs(w).max(axis=1) for w in weights], axis=0)  # [in]
+    smooth = np.sqrt(np.maximum(weight_max, 1e-5) / np.maximum(largest, 1e-5))
+    balanced: Array = (smooth / np.exp(np.log(smooth).mean())).astype(np.float32)
+    return balanced
+
+
+def _quantized_weight(
+    graph: ir.Graph, node: ir.Node, smooth: Array, spread: npt.NDArray[np.float64]
+) -> tuple[ir.Value, ir.Value]:
+    """The integers [in, out] and the step of each column, as constants; a weight that is shared is rounded once."""
+    name = f"{node.inputs[1].name}.int8" if node.inputs[1] is not None else ""
+    if name not in graph.initializers:
+        weight = _weight(node) / smooth[:, None]
+        steps: Array = np.maximum(np.abs(weight).max(axis=0), 1e-10) / np.float32(WEIGHT_MAX)
+        add_constant(graph, name, round_rows(weight, steps, WEIGHT_MAX, spread))
+        add_constant(graph, f"{name}.steps", steps)
+    return graph.initializers[name], graph.initializers[f"{name}.steps"]

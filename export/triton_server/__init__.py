@@ -1,0 +1,1 @@
+"""A model repository for NVIDIA Triton Inference Server."""

@@ -1,0 +1,1 @@
+"""Proof that an artifact gives the reference's vectors."""

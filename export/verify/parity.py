@@ -1,0 +1,217 @@
+"""The parity certificate: vectors of an artifact, or of a graph on its own, against those of the eager reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sbert_infer._util.cores import usable_cores
+from sbert_infer.engine import Engine
+from sbert_infer.errors import EngineError, ParityError
+from sbert_infer.export.reference.encoder import Reference
+from sbert_infer.export.verify.candidate import Candidate, EngineCandidate
+from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH
+from sbert_infer.similarity import unit_rows
+
+__all__ = [
+    "MIN_COSINE",
+    "Certificate",
+    "Expected",
+    "cannot_run",
+    "certify",
+    "compare",
+    "cosine",
+    "expect",
+    "in_batches",
+    "mixed_batches",
+]
+
+Vectors = npt.NDArray[np.float32]
+Item = TypeVar("Item")  # a text, or a pair of texts
+
+MIN_COSINE = {"fp32": 0.9999, "fp16": 0.999, "int8": 0.98}  # by precision
+_NEIGHBOURS = 10
+_MIXED = 8  # texts of different lengths in a batch
+_SPAN = 64  # texts, sorted by length, from all over which a mixed batch is taken
+_MIXED_CHARACTERS = 32_768  # of a mixed batch with its padding: the memory of attention may grow with their square
+_SHOWN = 3  # worst texts in the error
+_WITH_PROMPT = 20  # texts that are also tried with each prompt
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How far the artifact's vectors are from the reference's, at worst and on average."""
+
+    texts: int
+    max_length: int  # tokens of the longest text compared
+    min_cosine: float
+    mean_cosine: float
+    max_abs: float
+    batch_max_abs: float  # the same text alone and among texts of other lengths
+    top10_overlap: float  # share of each text's ten nearest neighbours that stay the same
+    threshold: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the manifest."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The reference's vectors of texts, without and with each of the model's prompts."""
+
+    texts: Sequence[str]
+    vectors: Vectors
+    prompted: tuple[tuple[str, Sequence[str], Vectors], ...]  # prompt, some of the texts, their vectors with it
+    max_length: int
+
+
+def certify(
+    path: Path,
+    reference: Reference,
+    texts: Sequence[str],
+    threshold: float,
+    progress: Callable[[int], object] = lambda count: None,
+) -> Certificate:
+    """Compare the artifact at `path` with `reference` on `texts`, alone and in mixed batches.
+
+    Raises `ParityError`, with the worst texts, if a cosine is below `threshold` or a number is not finite.
+    """
+    expected = expect(reference, texts)
+    try:
+        with Engine(path, on_truncate="ignore", workers=1) as engine:
+            return compare(EngineCandidate(engine), expected, threshold, progress)
+    except EngineError as error:
+        raise cannot_run(error) from error
+
+
+def expect(reference: Reference, texts: Sequence[str]) -> Expected:
+    """Encode `texts` with the reference; once, if several candidates are to be compared with it."""
+    vectors = reference.encode(texts)
+    _check_finite(vectors, texts)
+    some = texts[:: max(1, len(texts) // _WITH_PROMPT)]
+    prompts = sorted({prompt for prompt in reference.checkpoint.prompts.values() if prompt})
+    prompted = tuple((prompt, some, reference.encode(some, prompt=prompt)) for prompt in prompts)
+    return Expected(texts, vectors, prompted, min(reference.checkpoint.max_length, MAX_PROBE_LENGTH))
+
+
+def compare(
+    candidate: Candidate,
+    expected: Expected,
+    threshold: float,
+    progress: Callable[[int], object] = lambda count: None,
+) -> Certificate:
+    """Let `candidate` encode each text alone, in mixed batches and with each prompt. Raises as `certify` does."""
+    texts, vectors = expected.texts, expected.vectors
+    try:
+        alone = in_batches(candidate.encode, texts, [[row] for row in range(len(texts))], progress)
+        mixed = in_batches(candidate.run_together, texts, mixed_batches(texts), progress)
+        prompted = [(some, right, candidate.encode(some, prompt)) for prompt, some, right in expected.prompted]
+    except EngineError as error:
+        raise cannot_run(error) from error
+    pairs = [(texts, vectors, alone), (texts, vectors, mixed), *prompted]
+    cosines = np.concatenate([cosine(a, b) for _, a, b in pairs])
+    certificate = Certificate(
+        texts=len(texts),
+        max_length=expected.max_length,
+        min_cosine=float(cosines.min()),
+        mean_cosine=float(cosines.mean()),
+        max_abs=max(float(np.abs(a - b).max()) for _, a, b in pairs),
+        batch_max_abs=float(np.abs(alone - mixed).max()),
+        top10_overlap=_overlap(vectors, alone),
+        threshold=threshold,
+    )
+    if not certificate.min_cosine >= threshold:
+        everything = [text for group, _, _ in pairs for text in group]
+        raise ParityError(_explain(certificate, cosines, everything))
+    return certificate
+
+
+def cannot_run(error: EngineError) -> ParityError:
+    """What to raise when a candidate fails."""
+    return ParityError(f"the converted model can't run: {error}; nothing was written")
+
+
+def _check_finite(vectors: Vectors, texts: Sequence[str]) -> None:
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(bad):
+        shown = "".join(f"\n  {texts[row]!r:.90}" for row in bad[:_SHOWN])
+        raise ParityError(
+            f"the checkpoint itself, in PyTorch, gives NaN or infinity for {len(bad)} of {len(texts)} texts; "
+            f"nothing was written. The first:{shown}"
+        )
+
+
+def in_batches(
+    encode: Callable[[list[Item]], Vectors],
+    texts: Sequence[Item],
+    batches: Sequence[Sequence[int]],
+    progress: Callable[[int], object],
+) -> Vectors:
+    """The vectors of `texts`, each of `batches` by a call of its own, several calls at once."""
+    vectors: dict[int, Vectors] = {}
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        encoded = pool.map(lambda rows: encode([texts[row] for row in rows]), batches)
+        for rows, result in zip(batches, encoded, strict=True):
+            vectors |= zip(rows, result, strict=True)
+            progress(len(rows))
+    return np.stack([vectors[row] for row in range(len(texts))])
+
+
+def mixed_batches(texts: Sequence[str]) -> list[list[int]]:
+    """Batches of different lengths: neighbours by length shuffled within a span, and one of extremes.
+
+    Of long texts there are fewer in a batch, but never one alone.
+    """
+    order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+    stride = _SPAN // _MIXED
+    spans = [order[start : start + _SPAN] for start in range(0, len(order), _SPAN)]
+    batches = [span[start::stride] for span in spans for start in range(min(stride, len(span)))]
+    return [part for batch in [*batches, order[:4] + order[-4:]] for part in _parts(batch, texts)]
+
+
+def _parts(batch: list[int], texts: Sequence[str]) -> list[list[int]]:
+    """Halves of halves of `batch`, short texts and long ones in each, until each is small enough."""
+    longest = max(len(texts[row]) for row in batch)
+    if len(batch) <= 3 or len(batch) * longest <= _MIXED_CHARACTERS:
+        return [batch]
+    return [*_parts(batch[::2], texts), *_parts(batch[1::2], texts)]
+
+
+def cosine(a: Vectors, b: Vectors) -> npt.NDArray[np.float64]:
+    """Row by row."""
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    cosines: npt.NDArray[np.float64] = (x * y).sum(1) / np.maximum(norms, 1e-12)
+    return np.where((norms == 0) & (np.abs(x - y).max(axis=1) == 0), 1.0, cosines)  # two zero vectors agree
+
+
+def _overlap(a: Vectors, b: Vectors) -> float:
+    """The mean share of common neighbours. Texts with equal vectors make ties, so only distinct ones count."""
+    _, rows = np.unique(a.round(4), axis=0, return_index=True)
+    nearest = [np.argsort(-_similarities(x[rows]), axis=1)[:, :_NEIGHBOURS] for x in (a, b)]
+    shared = [len(set(x) & set(y)) / len(x) for x, y in zip(*nearest, strict=True)]
+    return float(np.mean(shared))
+
+
+def _similarities(x: Vectors) -> Vectors:
+    unit = unit_rows(x)
+    scores: Vectors = unit @ unit.T
+    np.fill_diagonal(scores, -np.inf)
+    return scores
+
+
+def _explain(certificate: Certificate, cosines: npt.NDArray[np.float64], texts: list[str]) -> str:
+    worst = np.argsort(cosines)[:_SHOWN]
+    lines = "".join(f"\n  {cosines[row]:.6f}  {texts[row]!r:.90}" for row in worst)
+    return (
+        f"the lowest cosine to the reference is {certificate.min_cosine:.6f}, at least {certificate.threshold} is "
+        f"needed (mean {certificate.mean_cosine:.6f}, max-abs {certificate.max_abs:.2e}); nothing was written."
+        f" Worst texts:{lines}"
+    )

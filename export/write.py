@@ -1,0 +1,188 @@
+"""Putting an artifact on disk: staged beside its target, where it can be verified, and moved into place in one step."""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from sbert_infer._util.files import StagedFile, staged
+from sbert_infer.artifact.onnx_file import DataFile, Manifest, append_metadata, open_artifact, sha256
+from sbert_infer.errors import ArtifactError, ExportError
+
+__all__ = ["MAX_PROTOBUF_BYTES", "StagedArtifact", "check_free", "check_writable", "stage", "weight_bytes"]
+
+MAX_PROTOBUF_BYTES = 2**31 - 2**27  # protobuf's limit is 2 GiB; tokenizers of 30 MB exist, and the graph adds its own
+
+
+@dataclass
+class StagedArtifact:
+    """A whole artifact at `path`, not yet at its target."""
+
+    path: Path
+    tokenizer_json: str
+    _graph_bytes: int  # size of the model without what was appended
+    _file: StagedFile
+    _weights: Path | None = None  # of a model over 2 GB
+    _data_files: tuple[DataFile, ...] = ()
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Put the artifact in place with its final `manifest`, which is returned as written."""
+        target = self._file.target
+        manifest = replace(manifest, data_files=self._data_files)
+        with _blaming(target):
+            _write_metadata(self.path, self._graph_bytes, manifest, self.tokenizer_json)
+            replaced = _weights_of(target)
+            if self._weights is None:
+                self._file.commit()
+            else:
+                shutil.copyfile(self.path, self._file.path)  # small: the weights are in the other file
+                self._commit_with(self._weights)
+            for name in replaced:
+                (target.parent / name).unlink(missing_ok=True)
+        return manifest
+
+    def _commit_with(self, weights: Path) -> None:
+        placed = self._file.target.parent / weights.name
+        try:
+            os.link(weights, placed)  # not moved: so the next export knows whose it is, if this one is killed here
+        except OSError:  # a file system without links
+            weights.replace(placed)
+        try:
+            self._file.commit()
+        except BaseException:
+            placed.unlink()
+            raise
+
+
+def check_free(target: Path, force: bool) -> None:
+    """Raise `ExportError` if `target` is there and may not be replaced."""
+    if target.exists() and not force:
+        raise ExportError(f"{target} exists: give --force to replace it, or another name with -o")
+
+
+def check_writable(target: Path) -> None:
+    """Raise `ExportError` if nothing can be written at `target`. Leaves no trace."""
+    with _blaming(target), staged(target):
+        pass
+
+
+@contextmanager
+def stage(model: ir.Model, draft: Manifest, tokenizer_json: str, target: Path) -> Iterator[StagedArtifact]:
+    """Write `model` as an artifact beside `target`. Leaving without `commit` removes every trace of it."""
+    target = Path(os.path.realpath(target))
+    with ExitStack() as stack:
+        with _blaming(target):
+            _remove_stale(target)
+            file = stack.enter_context(staged(target))
+            if weight_bytes(model) > MAX_PROTOBUF_BYTES:
+                folder = stack.enter_context(_staging_folder(target))
+                artifact = _write_large(model, draft, tokenizer_json, file, folder)
+            else:
+                artifact = _write(model, draft, tokenizer_json, file)
+        yield artifact
+
+
+def _write(model: ir.Model, draft: Manifest, tokenizer_json: str, file: StagedFile) -> StagedArtifact:
+    file.path.write_bytes(ir.to_proto(model).SerializeToString())
+    size = file.path.stat().st_size
+    _write_metadata(file.path, size, draft, tokenizer_json)
+    return StagedArtifact(file.path, tokenizer_json, size, file)
+
+
+def _write_large(
+    model: ir.Model, draft: Manifest, tokenizer_json: str, file: StagedFile, folder: Path
+) -> StagedArtifact:
+    """Over 2 GB, ONNX keeps the weights in a file beside the model.
+
+    Both are staged in a hidden folder. The weights are put in place first, under a name that no other artifact uses, so
+    that the one rename of the model switches from old to new.
+    """
+    path, weights = folder / file.target.name, folder / _unused_name(file.target)
+    ir.save(model, path, external_data=weights.name)
+    size = path.stat().st_size
+    data_files = (_data_file(weights),)
+    _write_metadata(path, size, replace(draft, data_files=data_files), tokenizer_json)
+    return StagedArtifact(path, tokenizer_json, size, file, weights, data_files)
+
+
+@contextmanager
+def _staging_folder(target: Path) -> Iterator[Path]:
+    """A hidden folder beside `target`, locked for as long as this process lives."""
+    folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".staging"))
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+        os.close(lock)
+
+
+def _remove_stale(target: Path) -> None:
+    """Remove what a killed export of a large model left: its folder, and weights that it had just put in place."""
+    for folder in target.parent.glob(f".{glob.escape(target.name)}.*.staging"):
+        lock = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # it is being written
+            continue
+        else:
+            for weights in folder.glob("*.data"):
+                placed = target.parent / weights.name
+                if placed.exists() and placed.samefile(weights) and placed.name not in _weights_of(target):
+                    placed.unlink()
+            shutil.rmtree(folder)
+        finally:
+            os.close(lock)
+
+
+@contextmanager
+def _blaming(target: Path) -> Iterator[None]:
+    """Name the file that the user asked for in an error, not what stands in for it meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        raise ExportError(f"{target} can't be written: {error.strerror or error}") from error
+
+
+def _write_metadata(path: Path, graph_bytes: int, manifest: Manifest, tokenizer_json: str) -> None:
+    with path.open("r+b") as file:
+        file.truncate(graph_bytes)
+        append_metadata(file, manifest, tokenizer_json)
+
+
+def _data_file(path: Path) -> DataFile:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return DataFile(path.name, path.stat().st_size, sha256(file))
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """What the constants of `model` take."""
+    values = model.graph.initializers.values()
+    return sum(value.const_value.nbytes for value in values if value.const_value is not None)
+
+
+def _unused_name(target: Path) -> str:
+    name, count = f"{target.name}.data", 1
+    while (target.parent / name).exists():
+        count += 1
+        name = f"{target.name}.{count}.data"
+    return name
+
+
+def _weights_of(target: Path) -> list[str]:
+    """The weight files of an artifact that is about to be replaced."""
+    try:
+        return [entry.name for entry in open_artifact(target).manifest.data_files]
+    except (OSError, ArtifactError):  # nothing there, or not ours: then nothing of ours to remove
+        return []

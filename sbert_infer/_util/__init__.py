@@ -1,0 +1,1 @@
+"""Files, threads and cores: helpers that know nothing of models."""

@@ -1,0 +1,1 @@
+"""Artifact files: the contract between export and runtime."""

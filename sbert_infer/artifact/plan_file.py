@@ -1,0 +1,158 @@
+"""The plan: an uncompressed zip with the model in FP16 and TensorRT engines built from it.
+
+    manifest.json      what the model is, which engines there are, size and sha256 of every other member
+    tokenizer.json
+    model.onnx         FP16 weights, standard operators: for TensorRT, and for onnxruntime on a GPU
+    cpu.onnx           the graph for CPUs; its weights are those inside model.onnx, widened when it is opened
+    engines/...        none or more, each named by the runtime, its version and the GPU it is for
+
+The zip's comment holds the sha256 of manifest.json, so nothing is used before its bytes have been checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sbert_infer.artifact.onnx_file import Artifact, Manifest
+from sbert_infer.backends.tensorrt.profiles import Profile
+from sbert_infer.errors import ArtifactError, CorruptError, VersionError
+
+__all__ = ["CPU_GRAPH", "MODEL", "PLAN_VERSION", "EngineFile", "Plan", "is_plan", "open_plan", "write_plan"]
+
+PLAN_VERSION = 1
+MAGIC = b"PK\x03\x04"
+MANIFEST, TOKENIZER, MODEL, CPU_GRAPH = "manifest.json", "tokenizer.json", "model.onnx", "cpu.onnx"
+
+_DAWN_OF_ZIP = (1980, 1, 1, 0, 0, 0)  # the date of every member: the same content gives the same bytes
+
+
+@dataclass(frozen=True)
+class EngineFile:
+    """An engine inside a plan. It runs on this TensorRT and this kind of GPU only."""
+
+    runtime: str  # tensorrt or tensorrt_rtx
+    version: str
+    target: str  # compute capability, such as sm89
+    gpu: str = ""  # the model of GPU that it was tuned on, such as NVIDIA L4; TensorRT-RTX needs no such thing
+
+    @property
+    def name(self) -> str:
+        """The member that holds it."""
+        gpu = "".join(f"-{word}" for word in re.findall(r"[A-Za-z0-9]+", self.gpu))
+        return f"engines/{self.runtime}-{self.version}-{self.target}{gpu}.engine"
+
+    def describe(self) -> str:
+        """In a few words."""
+        return f"{self.runtime} {self.version} for {self.gpu or self.target}"
+
+
+@dataclass(frozen=True)
+class Plan(Artifact):
+    """An opened plan. Its members are checked when they are read."""
+
+    engines: tuple[EngineFile, ...]
+    profiles: tuple[Profile, ...]  # of every engine, inside or still to be built
+    pooling: str  # where tokens become a sentence: "graph", or "kernel" after it
+    members: Mapping[str, tuple[int, str]]  # name -> size, sha256
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a member, checked."""
+        size, digest = self.members[name]
+        with _archive(self.path) as archive:
+            content = archive.read(name)
+            if len(content) != size or hashlib.sha256(content).hexdigest() != digest:
+                raise CorruptError(f"the bytes of {name} have changed since it was written; export or copy it again")
+        return content
+
+
+def is_plan(path: Path) -> bool:
+    """Whether the file begins as a plan does."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def write_plan(
+    file: BinaryIO,
+    manifest: Manifest,
+    tokenizer_json: str,
+    *,
+    model: bytes,
+    cpu_graph: bytes,
+    engines: Mapping[EngineFile, bytes],
+    profiles: Sequence[Profile],
+    pooling: str,
+) -> None:
+    """Write a plan to an open, empty file."""
+    members = {TOKENIZER: tokenizer_json.encode(), MODEL: model, CPU_GRAPH: cpu_graph}
+    members |= {engine.name: content for engine, content in engines.items()}
+    head = {
+        "plan_version": PLAN_VERSION,
+        "model": json.loads(manifest.to_json()),
+        "engines": [asdict(engine) for engine in engines],
+        "profiles": [asdict(profile) for profile in profiles],
+        "pooling": pooling,
+        "members": {name: [len(content), hashlib.sha256(content).hexdigest()] for name, content in members.items()},
+    }
+    first = json.dumps(head, ensure_ascii=False, indent=1, sort_keys=True).encode()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in {MANIFEST: first, **members}.items():
+            archive.writestr(zipfile.ZipInfo(name, _DAWN_OF_ZIP), content)
+        archive.comment = hashlib.sha256(first).hexdigest().encode()
+
+
+def open_plan(path: Path) -> Plan:
+    """Check the plan's manifest and tokenizer and read them. The other members are checked when they are used."""
+    with _archive(path) as archive:
+        plan = _parse(path, _head(archive))
+        if odd := set(archive.namelist()) ^ {MANIFEST, *plan.members}:
+            raise CorruptError(f"members missing or unknown: {', '.join(sorted(odd))}")
+    return replace(plan, tokenizer_json=plan.read(TOKENIZER).decode())
+
+
+@contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """The zip at `path`. Every error within names it."""
+    with path.open("rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                yield archive
+        except ArtifactError as error:
+            raise type(error)(f"{path}: {error}") from error.__cause__
+        except Exception as error:  # zipfile, and what it unpacks with, raise anything on damaged files
+            raise CorruptError(f"{path}: damaged ({error}); export or copy it again") from error
+
+
+def _head(archive: zipfile.ZipFile) -> dict[str, Any]:
+    content = archive.read(MANIFEST) if MANIFEST in archive.namelist() else b""
+    if b'"plan_version"' not in content:
+        raise ArtifactError("a zip, but not a plan of sbert-infer; make one with `sbert-export CHECKPOINT --fp16`")
+    if hashlib.sha256(content).hexdigest().encode() != archive.comment:
+        raise CorruptError("damaged (its manifest does not have the sha256 that was noted); export or copy it again")
+    head = dict(json.loads(content))
+    if not isinstance(head.get("plan_version"), int) or head["plan_version"] > PLAN_VERSION:
+        found = head.get("plan_version")
+        raise VersionError(f"plan format {found}, this sbert-infer reads up to {PLAN_VERSION}: upgrade sbert-infer")
+    return head
+
+
+def _parse(path: Path, head: Mapping[str, Any]) -> Plan:
+    known = {"plan_version", "model", "engines", "profiles", "pooling", "members"}
+    if odd := set(head) ^ known:
+        raise ArtifactError(f"manifest keys missing or unknown: {', '.join(sorted(odd))}")
+    return Plan(
+        path,
+        Manifest.from_json(json.dumps(head["model"])),
+        tokenizer_json="",  # read later
+        engines=tuple(EngineFile(**entry) for entry in head["engines"]),
+        profiles=tuple(Profile(**entry) for entry in head["profiles"]),
+        pooling=str(head["pooling"]),
+        members={name: (int(size), str(digest)) for name, (size, digest) in head["members"].items()},
+    )

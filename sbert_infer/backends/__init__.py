@@ -1,0 +1,1 @@
+"""Backends: what turns a batch into numbers, and how one is chosen."""

@@ -1,0 +1,135 @@
+"""An ONNX model, in a file or in a plan, and how onnxruntime opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sbert_infer.artifact.plan_file import CPU_GRAPH, MODEL, Plan
+from sbert_infer.errors import EngineError
+
+__all__ = ["FileModel", "Graph", "OnnxModel", "PlanModel", "import_onnxruntime", "open_session"]
+
+
+@dataclass(frozen=True)
+class FileModel:
+    """A model in a file of its own."""
+
+    path: Path
+    fused: bool = True  # by the export, for onnxruntime
+
+    @property
+    def size(self) -> int:
+        """Bytes that the weights take in memory, about."""
+        return self.path.stat().st_size
+
+    def read(self) -> tuple[str | bytes, dict[str, bytes]]:
+        """The model or where it is, and the files that its weights are in."""
+        return str(self.path), {}
+
+
+@dataclass(frozen=True)
+class PlanModel:
+    """A graph inside a plan, read and checked anew for each session, so that its bytes need not be kept."""
+
+    plan: Plan
+    name: str  # CPU_GRAPH, whose FP16 weights are those in MODEL and become FP32 on opening, or MODEL
+
+    @property
+    def path(self) -> Path:
+        """The plan's file."""
+        return self.plan.path
+
+    @property
+    def fused(self) -> bool:
+        """Whether the export fused it for onnxruntime."""
+        return self.name == CPU_GRAPH
+
+    @property
+    def size(self) -> int:
+        """Bytes that the weights take in memory, about."""
+        return self.plan.members[MODEL][0] * (2 if self.name == CPU_GRAPH else 1)
+
+    def read(self) -> tuple[str | bytes, dict[str, bytes]]:
+        """The model, and the files that its weights are in."""
+        files = {MODEL: self.plan.read(MODEL)} if self.name == CPU_GRAPH else {}
+        return self.plan.read(self.name), files
+
+
+OnnxModel = FileModel | PlanModel
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What a session is given, and what it gives first: vectors, or a reranker's scores."""
+
+    output: str
+    token_types: bool
+
+    @classmethod
+    def of(cls, session: Any) -> Graph:
+        """The graph that `session` runs."""
+        token_types = any(value.name == "token_type_ids" for value in session.get_inputs())
+        return cls(session.get_outputs()[0].name, token_types)
+
+    def inputs(
+        self, input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64]
+    ) -> dict[str, npt.NDArray[np.int64]]:
+        """The inputs by name. Where the graph takes token types, a mask of 2 stands for the second text of a pair."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if self.token_types:
+            inputs["attention_mask"] = np.minimum(attention_mask, 1)
+            inputs["token_type_ids"] = attention_mask - inputs["attention_mask"]
+        return inputs
+
+
+def open_session(model: OnnxModel, threads: int, providers: Sequence[Any] = ("CPUExecutionProvider",)) -> Any:
+    """A session with `threads` threads for each run."""
+    onnxruntime = import_onnxruntime()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    if model.fused:  # the export did better than onnxruntime's own fusions, which would undo some of it
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    with ExitStack() as stack:
+        content = _place(model, options, stack)
+        try:
+            return onnxruntime.InferenceSession(content, options, providers=list(providers))
+        except Exception as error:  # onnxruntime's own exceptions share no base class
+            raise EngineError(f"{model.path}: onnxruntime {onnxruntime.__version__} can't load it: {error}") from error
+
+
+def _place(model: OnnxModel, options: Any, stack: ExitStack) -> str | bytes:
+    """The model, or where it is. Files with its weights are put where onnxruntime finds them."""
+    content, files = model.read()
+    if not files:
+        return content
+    if hasattr(options, "add_external_initializers_from_files_in_memory"):
+        sizes = [len(file) for file in files.values()]
+        options.add_external_initializers_from_files_in_memory(list(files), list(files.values()), sizes)
+        stack.callback(files.clear)  # it keeps no reference to the bytes, so we do, until the session is there
+        return content
+    folder = Path(stack.enter_context(TemporaryDirectory(prefix="sbert-infer-")))  # onnxruntime before 1.24
+    for name, data in {**files, CPU_GRAPH: content}.items():
+        (folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+    return str(folder / CPU_GRAPH)
+
+
+def import_onnxruntime() -> Any:
+    """Import onnxruntime, or say how to install or repair it."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise EngineError("onnxruntime is not installed: pip install 'sbert-infer[cpu]'") from error
+    if not hasattr(onnxruntime, "InferenceSession"):  # what uninstalling one of two onnxruntime packages leaves
+        fix = "pip uninstall -y onnxruntime onnxruntime-gpu, then install the one you need"
+        raise EngineError(f"the installed onnxruntime is broken: {fix}")
+    return onnxruntime

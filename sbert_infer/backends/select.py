@@ -1,0 +1,193 @@
+"""Which backend runs an artifact: the best that the machine allows.
+
+For a plan, in this order:
+
+1. an engine inside it that fits this GPU and this TensorRT;
+2. an engine built from the model inside it, on this machine, kept in the user's cache folder;
+3. onnxruntime on the GPU;
+4. onnxruntime on the CPU, the weights widened to FP32.
+
+Building, and each step from there on, is a warning that says why, or an error if the user is strict.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from sbert_infer.artifact.onnx_file import Artifact
+from sbert_infer.artifact.plan_file import CPU_GRAPH, MODEL, EngineFile, Plan
+from sbert_infer.backends.base import Backend
+from sbert_infer.backends.devices import Device, gpu_indices
+from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
+from sbert_infer.backends.onnxruntime_cuda import OnnxCudaBackend
+from sbert_infer.backends.onnxruntime_session import FileModel, PlanModel
+from sbert_infer.backends.tensorrt import cuda
+from sbert_infer.backends.tensorrt.backend import TensorRTBackend
+from sbert_infer.backends.tensorrt.build import BUILD_VERSION
+from sbert_infer.backends.tensorrt.build_cache import build, cached, engine_key, forget, kept
+from sbert_infer.backends.tensorrt.kernel_pooler import KernelPooler
+from sbert_infer.backends.tensorrt.loaded_engine import LoadError
+from sbert_infer.backends.tensorrt.profiles import most_tokens
+from sbert_infer.backends.tensorrt.versions import TensorRT, installed
+from sbert_infer.errors import EngineError, warn
+
+__all__ = ["BackendOptions", "open_backend"]
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """What the user of an engine may set."""
+
+    device: Device = None
+    strict: bool = False
+    workers: int | None = None
+    threads: int | None = None
+    max_batch_tokens: int | None = None
+    cuda_graphs: bool = True
+
+
+def open_backend(artifact: Artifact, options: BackendOptions) -> Backend:
+    """The backend for `artifact`."""
+    if isinstance(artifact, Plan):
+        return _open_plan(artifact, options)
+    model = FileModel(artifact.path, fused=artifact.manifest.fusion.get("attention", 0) > 0)
+    gpus = gpu_indices("cpu" if options.device is None else options.device)
+    if not gpus:
+        return _onnxruntime_cpu(model, options)
+    if artifact.manifest.precision == "int8":  # onnxruntime would run its products on the CPU, without a word
+        raise EngineError(f"{artifact.path}: 8-bit is for CPUs; for a GPU export it with --fp16")
+    if problem := cuda.driver_problem():
+        raise EngineError(f"{artifact.path}: can't run on {options.device}: {problem}")
+    return _onnxruntime_cuda(model, gpus, options)
+
+
+def _open_plan(plan: Plan, options: BackendOptions) -> Backend:
+    gpus = gpu_indices("cuda" if options.device is None else options.device)
+    if not gpus:  # the user's own choice: no step down
+        return _onnxruntime_cpu(PlanModel(plan, CPU_GRAPH), options)
+    backend, why = _on_gpu(plan, gpus, options)
+    if backend is None and options.device is not None:
+        raise EngineError(f"{plan.path}: can't run on {options.device}: {why}")
+    if why and options.strict:
+        if backend is not None:
+            backend.close()
+        raise EngineError(f"{plan.path}: no engine inside runs here: {why}")
+    backend = backend or _onnxruntime_cpu(PlanModel(plan, CPU_GRAPH), options)
+    if why:
+        warn(f"{plan.path} runs with {backend.describe()}: {why}")
+    return backend
+
+
+def _on_gpu(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tuple[Backend | None, str]:
+    """The best backend on these GPUs, if any, and why it is not an engine from inside the plan or the cache."""
+    if problem := cuda.driver_problem():
+        return None, problem
+    _refuse_cpu_options(options)
+    limit = most_tokens(plan.profiles)
+    if options.max_batch_tokens is not None and options.max_batch_tokens > limit:
+        raise ValueError(f"max_batch_tokens is at most {limit}, which the engines are built for")
+    try:
+        return _tensorrt(plan, gpus, options)
+    except EngineError as error:
+        why = str(error)
+    try:
+        return _onnxruntime_cuda(PlanModel(plan, MODEL), gpus, options), why
+    except EngineError as error:
+        return None, f"{why}; {error}"
+
+
+def _tensorrt(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tuple[Backend, str]:
+    """TensorRT, and why its engine is neither from inside the plan nor from the cache."""
+    available = _installed()
+    cuda.require_bindings()
+    target, model = _kind(gpus)
+    pooler = _pooler(plan)
+
+    def load(trt: TensorRT, engine: bytes) -> Backend:
+        return _load(trt, engine, plan, gpus, options, pooler)
+
+    here = " or ".join(f"{trt.name} {trt.version}" for trt in available)
+    there = ", ".join(engine.describe() for engine in plan.engines) or "none"
+    why = f"it holds no engine for {here} on {model or target} (it holds {there})"
+    for trt in available:
+        for engine in plan.engines:
+            wanted = EngineFile(trt.name, trt.version, target, "" if trt.any_target else model)
+            if engine == wanted:
+                try:
+                    return load(trt, plan.read(engine.name)), ""
+                except LoadError as error:
+                    why = str(error)
+    trt = available[0]
+    key = engine_key(BUILD_VERSION, plan.members[MODEL][1], trt.name, trt.version, target, model, plan.profiles)
+    if (engine_bytes := kept(key)) is not None:
+        try:
+            return load(trt, engine_bytes), ""
+        except LoadError as error:
+            forget(key)
+            why = str(error)
+    if options.strict:
+        raise EngineError(f"{why}; one would have to be built")
+    logger.info("building an engine for %s, which may take minutes", model or target)
+    built = cached(key, lambda: build(trt, plan.read(MODEL), plan.profiles, f"{target} {model}", device=gpus[0]))
+    return load(trt, built), f"{why}; one was built and kept for the next time"
+
+
+def _load(
+    trt: TensorRT, engine: bytes, plan: Plan, gpus: tuple[int, ...], options: BackendOptions, pooler: Any
+) -> Backend:
+    backend = TensorRTBackend(
+        trt,
+        engine,
+        plan.profiles,
+        devices=gpus,
+        dim=plan.manifest.dim,
+        prompt_length=not plan.manifest.include_prompt,
+        cuda_graphs=options.cuda_graphs,
+        pooler=pooler,
+    )
+    backend.max_batch_tokens = options.max_batch_tokens or backend.max_batch_tokens
+    return backend
+
+
+def _pooler(plan: Plan) -> KernelPooler | None:
+    return None if plan.pooling == "graph" else KernelPooler(normalize=plan.manifest.normalized)
+
+
+def _onnxruntime_cuda(model: FileModel | PlanModel, gpus: tuple[int, ...], options: BackendOptions) -> Backend:
+    _refuse_cpu_options(options)
+    if isinstance(model, PlanModel) and model.plan.pooling != "graph":
+        raise EngineError("onnxruntime needs the pooling in the graph, not in a kernel")
+    return OnnxCudaBackend(model, gpus, max_batch_tokens=options.max_batch_tokens)
+
+
+def _onnxruntime_cpu(model: FileModel | PlanModel, options: BackendOptions) -> Backend:
+    return OnnxBackend(
+        model, workers=options.workers, threads=options.threads, max_batch_tokens=options.max_batch_tokens
+    )
+
+
+def _installed() -> list[TensorRT]:
+    if found := installed():
+        return found
+    raise EngineError("TensorRT is not installed (pip install 'sbert-infer[tensorrt]')")
+
+
+def _kind(gpus: tuple[int, ...]) -> tuple[str, str]:
+    """The compute capability of these GPUs and their model, both the same for all."""
+    if missing := [gpu for gpu in gpus if gpu >= cuda.device_count()]:
+        raise EngineError(f"there is no cuda:{missing[0]}: this machine has {cuda.device_count()} GPUs")
+    kinds = {gpu: (cuda.compute_capability(gpu), cuda.device_name(gpu)) for gpu in gpus}
+    if len(set(kinds.values())) > 1:
+        there = ", ".join(f"cuda:{gpu} is {model} ({target})" for gpu, (target, model) in kinds.items())
+        raise EngineError(f"the GPUs differ ({there}): open an Engine for each kind")
+    return kinds[gpus[0]]
+
+
+def _refuse_cpu_options(options: BackendOptions) -> None:
+    if options.workers is not None or options.threads is not None:
+        raise ValueError("workers and threads are for CPUs; on a GPU set max_batch_tokens")

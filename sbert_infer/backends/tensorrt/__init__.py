@@ -1,0 +1,1 @@
+"""TensorRT: building engines, keeping them, and running them on CUDA."""

@@ -1,0 +1,143 @@
+"""TensorRT: two slots per GPU, so that one copies and waits while the other computes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import numpy as np
+import numpy.typing as npt
+
+from sbert_infer.backends.tensorrt import cuda
+from sbert_infer.backends.tensorrt.loaded_engine import Interface, LoadedEngine
+from sbert_infer.backends.tensorrt.profiles import Profile, most_tokens
+from sbert_infer.backends.tensorrt.slot import Pooler, Slot
+from sbert_infer.backends.tensorrt.versions import TensorRT
+from sbert_infer.errors import EngineError
+
+__all__ = ["TensorRTBackend"]
+
+_SLOTS_PER_DEVICE = 2
+
+
+class TensorRTBackend:
+    """Runs a serialized engine on one or more GPUs, which must be of the kind that it was built for."""
+
+    threads = 1
+    # A GPU is not busy with less: a small call is not cut into batches smaller than this.
+    min_batch_tokens = 2048
+
+    def __init__(
+        self,
+        trt: TensorRT,
+        engine: bytes,
+        profiles: Sequence[Profile],
+        *,
+        devices: Sequence[int] = (0,),
+        dim: int,
+        prompt_length: bool = False,
+        cuda_graphs: bool = True,
+        pooler: Pooler | None = None,
+    ) -> None:
+        """Load the engine onto each of `devices`.
+
+        Args:
+            trt: the TensorRT that built it.
+            engine: its bytes.
+            profiles: the shapes it was built for.
+            devices: the GPUs to use.
+            dim: the length of a vector.
+            prompt_length: whether the model leaves a prompt's tokens out of pooling, and so must be told their number.
+            cuda_graphs: record the work of each shape once and launch it as a whole.
+            pooler: pools token vectors, for an engine that gives those.
+
+        """
+        if problem := cuda.driver_problem():  # before TensorRT is asked for anything: it may crash without a driver
+            raise EngineError(f"no engine can run here: {problem}")
+        if pooler is not None and prompt_length:
+            raise EngineError("a model that leaves its prompt out of pooling can't be pooled by the kernel")
+        _check_devices(devices)
+        self.device = ",".join(f"cuda:{device}" for device in devices)
+        self.edges: tuple[int, ...] | None = tuple(sorted(profile.length for profile in profiles))
+        self.workers = _SLOTS_PER_DEVICE * len(devices)
+        self.max_batch_tokens = most_tokens(profiles)
+        self._trt, self._devices = trt, devices
+        self._most = {profile.length: profile.max_batch for profile in profiles}
+        names = ("input_ids", "attention_mask", *(["prompt_length"] if prompt_length else []))
+        interface = Interface(names, "token_embeddings" if pooler else "sentence_embedding", dim)
+        self._pid, self._closed, self._changed = os.getpid(), False, threading.Condition()
+        with ExitStack() as made:  # memory may run out on the way
+            engines = [LoadedEngine(trt, engine, profiles, interface, device, cuda_graphs) for device in devices]
+            for loaded in engines:
+                made.callback(loaded.close)
+            # The last of these is taken first. A slot that was used comes next again, for its graphs are there.
+            self._free = [_owned_slot(made, loaded, profiles, pooler) for loaded in engines * _SLOTS_PER_DEVICE][::-1]
+            # Whoever forgets to close it has the memory back with the object, or at the interpreter's end.
+            self._free_all = weakref.finalize(self, _close_in, self._pid, made.pop_all())
+
+    def run(
+        self,
+        input_ids: npt.NDArray[np.int64],
+        attention_mask: npt.NDArray[np.int64],
+        prompt_length: int = 0,
+        *,
+        alone: bool = False,
+    ) -> npt.NDArray[np.float32]:
+        """[batch, length] ids and mask -> [batch, dim] vectors. The length must be one of `edges`."""
+        rows, length = input_ids.shape
+        if length not in self._most:
+            raise EngineError(f"the engine runs texts padded to {self.edges} tokens, not to {length}")
+        if not 1 <= rows <= self._most[length]:
+            raise EngineError(f"the engine runs 1 to {self._most[length]} texts of {length} tokens, not {rows}")
+        slot = self._take()
+        try:
+            return slot.run(input_ids, attention_mask, prompt_length)
+        finally:
+            with self._changed:
+                self._free.append(slot)
+                self._changed.notify_all()
+
+    def describe(self) -> str:
+        """What runs and where, in a few words."""
+        where = ", ".join(f"{cuda.device_name(device)} (cuda:{device})" for device in self._devices)
+        return f"{self._trt.name} {self._trt.version} on {where}"
+
+    def close(self) -> None:
+        """Wait for the batches that run, and free everything. After a fork there is nothing to free."""
+        if os.getpid() != self._pid:
+            return
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: len(self._free) == self.workers)
+        self._free_all()
+
+    def _take(self) -> Slot:
+        if os.getpid() != self._pid:
+            fix = "start processes by multiprocessing's 'spawn', and open it there"
+            raise EngineError(f"this engine was opened before a fork, which CUDA does not survive: {fix}")
+        with self._changed:
+            self._changed.wait_for(lambda: self._free or self._closed)
+            if self._closed:
+                raise EngineError("the engine was closed during this call")
+            return self._free.pop()
+
+
+def _check_devices(devices: Sequence[int]) -> None:
+    count = cuda.device_count()
+    if not devices or len(set(devices)) < len(devices) or not all(0 <= device < count for device in devices):
+        raise EngineError(f"devices must be different GPUs among 0 to {count - 1}, got {list(devices)}")
+
+
+def _owned_slot(made: ExitStack, loaded: LoadedEngine, profiles: Sequence[Profile], pooler: Pooler | None) -> Slot:
+    slot = Slot(loaded, profiles, pooler)
+    made.callback(slot.close)
+    return slot
+
+
+def _close_in(pid: int, resources: ExitStack) -> None:
+    if os.getpid() == pid:
+        resources.close()

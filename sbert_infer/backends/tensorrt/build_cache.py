@@ -1,0 +1,130 @@
+"""TensorRT engines that were built on this machine, and the kernel timings found meanwhile, in the user's cache folder.
+
+An engine's file is named by all it depends on, and begins with the sha256 of its content. A process that builds one
+holds a lock, so that others wait for it instead of building the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from sbert_infer._util.files import staged
+from sbert_infer.backends.tensorrt.build import build_engine
+from sbert_infer.backends.tensorrt.profiles import Profile
+from sbert_infer.backends.tensorrt.versions import TensorRT
+from sbert_infer.errors import EngineError
+
+__all__ = ["CACHE_VARIABLE", "build", "cache_folder", "cached", "engine_key", "forget", "kept"]
+
+CACHE_VARIABLE = "SBERT_INFER_CACHE"
+_HEX = 64  # length of a sha256
+
+logger = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path:
+    """$SBERT_INFER_CACHE, or `sbert-infer` in the user's cache folder."""
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return Path(chosen)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "sbert-infer" / "Cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sbert-infer"
+
+
+def engine_key(*parts: object) -> str:
+    """A name for what an engine depends on: model, runtime, version, GPU, profiles."""
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
+
+
+def kept(key: str) -> bytes | None:
+    """The content kept under `key`, if there is any and it is undamaged."""
+    return _read(_file(key))
+
+
+def forget(key: str) -> None:
+    """Keep it no longer."""
+    _file(key).unlink(missing_ok=True)
+
+
+def cached(key: str, make: Callable[[], bytes]) -> bytes:
+    """The content kept under `key`; made, and kept, if there is none or it is damaged."""
+    file = _file(key)
+    if (content := _read(file)) is not None:
+        return content
+    with ExitStack() as stack:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_locked(file.with_suffix(".lock")))
+        except OSError as error:
+            fix = f"set {CACHE_VARIABLE} to a folder that can"
+            raise EngineError(f"{file.parent} can't be written ({error.strerror}): {fix}") from error
+        if (content := _read(file)) is None:  # another process may just have made it
+            content = make()
+            _keep(file, content)
+        return content
+
+
+def build(trt: TensorRT, model: bytes, profiles: Sequence[Profile], gpu: str, **options: Any) -> bytes:
+    """Build an engine, as `build_engine` does, with the timings that earlier builds for the same GPU kept."""
+    timings = cache_folder() / "timings" / f"{engine_key(trt.name, trt.version, gpu)}.timings"
+    built = build_engine(trt, model, profiles, timing_cache=_read(timings) or b"", **options)
+    if built.timing_cache:
+        _keep(timings, built.timing_cache)
+    return built.engine
+
+
+def _file(key: str) -> Path:
+    return cache_folder() / "engines" / f"{key}.engine"
+
+
+def _read(file: Path) -> bytes | None:
+    try:
+        kept = file.read_bytes()
+    except OSError:  # not there; whatever else is wrong will show when it is to be written
+        return None
+    digest, content = kept[:_HEX], kept[_HEX:]
+    if hashlib.sha256(content).hexdigest().encode() == digest:
+        return content
+    logger.warning("%s is damaged: it is made again", file)
+    return None
+
+
+def _keep(file: Path, content: bytes) -> None:
+    """Write it down. If that fails, it has to be made again the next time, and can still be used now."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with staged(file) as new:
+            new.path.write_bytes(hashlib.sha256(content).hexdigest().encode() + content)
+            new.commit()
+    except OSError as error:
+        logger.warning("%s can't be written (%s): it will be made again", file, error.strerror)
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Hold `file` against other processes. The system lets go of it if this process dies."""
+    with file.open("a+b") as handle:
+        if sys.platform == "win32":
+            import msvcrt
+
+            handle.seek(0)
+            while True:
+                with suppress(OSError):  # after ten seconds of waiting
+                    msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK, 1)
+                    break
+        else:
+            import fcntl
+
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                logger.info("waiting for another process that builds the same engine")
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

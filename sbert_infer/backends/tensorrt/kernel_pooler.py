@@ -1,0 +1,53 @@
+"""Pools an engine's token vectors with the Triton kernel, on the engine's own stream and memory."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from sbert_infer.errors import EngineError
+
+__all__ = ["KernelPooler"]
+
+
+class KernelPooler:
+    """Mean pooling, and scaling to unit length if `normalize`. Needs torch and Triton."""
+
+    def __init__(self, *, normalize: bool) -> None:
+        try:
+            importlib.import_module("triton")
+            importlib.import_module("torch")
+        except ImportError as error:
+            fix = "pip install 'sbert-infer[gpu]'"
+            raise EngineError(
+                f"pooling by the kernel needs torch and Triton, {error.name} is missing: {fix}"
+            ) from error
+        self.normalize = normalize
+
+    def __call__(self, tokens: int, mask: int, out: int, shape: tuple[int, int, int], device: int, stream: int) -> None:
+        """Queue it on `stream`: FP16 tokens of `shape` [batch, length, dim] and int64 mask -> FP32 out [batch, dim]."""
+        import torch
+
+        from sbert_infer.kernels.mean_pool import mean_pool
+
+        batch, length, dim = shape
+        # Within this stream's context torch allocates from, and queues on, the engine's stream.
+        external: Any = torch.cuda.ExternalStream
+        with torch.cuda.stream(external(stream, device=device)):
+            hidden = _tensor(tokens, (batch, length, dim), "<f2", device)
+            pooled = mean_pool(hidden, _tensor(mask, (batch, length), "<i8", device), normalize=self.normalize)
+            _tensor(out, (batch, dim), "<f4", device).copy_(pooled)
+
+
+class _DeviceArray:
+    """Memory on a GPU as other libraries want it described."""
+
+    def __init__(self, pointer: int, shape: tuple[int, ...], typestr: str) -> None:
+        self.__cuda_array_interface__ = {"data": (pointer, False), "shape": shape, "typestr": typestr, "version": 3}
+
+
+def _tensor(pointer: int, shape: tuple[int, ...], typestr: str, device: int) -> Any:
+    """A torch tensor on that memory, not a copy of it."""
+    import torch
+
+    return torch.as_tensor(_DeviceArray(pointer, shape, typestr), device=f"cuda:{device}")

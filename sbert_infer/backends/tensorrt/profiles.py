@@ -1,0 +1,70 @@
+"""The shapes an engine is built for: a few length buckets, each with its batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sbert_infer.text.batching import bucket_edges
+
+__all__ = ["Profile", "make_profiles", "most_tokens"]
+
+# Lengths are rounded up to this: tensor cores take FP16 operands in blocks of 8.
+_LENGTH_MULTIPLE = 8
+# Texts of fewer tokens are rare.
+_SHORTEST_DEFAULT = 8
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One length bucket of an engine. Texts in it are always padded to `length`, so that only the batch varies."""
+
+    length: int  # tokens of the longest text in it: a bucket edge
+    best_batch: int  # texts it is tuned for
+    max_batch: int  # texts at most
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The batch sizes that run, ascending: a smaller batch is padded to the next, so that few shapes exist.
+
+        >>> Profile(length=128, best_batch=20, max_batch=20).batches
+        (1, 2, 4, 8, 16, 20)
+        """
+        powers = [1 << exponent for exponent in range(self.max_batch.bit_length())]
+        return tuple(sorted({*powers, self.max_batch}))
+
+
+def most_tokens(profiles: Sequence[Profile]) -> int:
+    """The largest budget for which a batch of any length, padding included, stays within its profile."""
+    return min((profile.max_batch + 1) * profile.length - 1 for profile in profiles)
+
+
+def make_profiles(
+    lengths: npt.NDArray[np.int64] | None, longest: int, max_batch_tokens: int, count: int = 6
+) -> tuple[Profile, ...]:
+    """At most `count` buckets that pad texts of these `lengths` the least, up to `longest` tokens.
+
+    Without `lengths`, texts from 8 to 16 tokens are taken to be as much work as those from 16 to 32, and so on: short
+    texts are many, long ones are few. The buckets that follow from it waste a like share of work at every length.
+
+    >>> [profile.length for profile in make_profiles(None, longest=512, max_batch_tokens=8192)]
+    [16, 32, 64, 136, 272, 512]
+    >>> make_profiles(np.array([5, 6, 30]), longest=64, max_batch_tokens=1024, count=2)
+    (Profile(length=8, best_batch=128, max_batch=128), Profile(length=64, best_batch=16, max_batch=16))
+    """
+    if max_batch_tokens < 1:
+        raise ValueError(f"max_batch_tokens must be at least 1, got {max_batch_tokens}")
+    if lengths is None:
+        lengths = (1 / np.linspace(1 / min(_SHORTEST_DEFAULT, longest), 1 / longest, 1000)).round().astype(np.int64)
+    lengths = np.clip(np.asarray(lengths, np.int64), 1, longest)  # longer texts are cut
+    edges = bucket_edges(lengths, count, longest, _LENGTH_MULTIPLE)
+    return tuple(_profile(edge, max_batch_tokens) for edge in edges)
+
+
+def _profile(length: int, max_batch_tokens: int) -> Profile:
+    """The planner fills batches to the budget, so the largest batch is also the most frequent: tuned for that."""
+    batch = max(1, max_batch_tokens // length)
+    return Profile(length, best_batch=batch, max_batch=batch)

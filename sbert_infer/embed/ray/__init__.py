@@ -1,0 +1,1 @@
+"""`sbert-embed` on a Ray cluster."""

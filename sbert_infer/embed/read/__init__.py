@@ -1,0 +1,1 @@
+"""Reading corpora: sources, rows, columns, and the parts they are cut into."""

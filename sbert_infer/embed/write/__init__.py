@@ -1,0 +1,1 @@
+"""Writing vectors: output files and the journal that lets a job resume."""

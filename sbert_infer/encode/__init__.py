@@ -1,0 +1,1 @@
+"""From the arguments of `Engine.encode` to its result."""

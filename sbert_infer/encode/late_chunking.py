@@ -1,0 +1,203 @@
+"""Late chunking: vectors of spans of a document, pooled from the token vectors of one pass over all of it.
+
+So each span's vector knows what stands around it. A token belongs to the span that its first character, spaces aside,
+lies in. The special tokens at the start, and the prompt's, go with the document's first character, those at the end
+with its last: one span over everything has the vector that `encode` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Encoding
+
+from sbert_infer.artifact.onnx_file import Manifest
+from sbert_infer.encode.pipeline import Pipeline
+from sbert_infer.encode.tokens import check_has_tokens, run_tokens
+from sbert_infer.similarity import unit_rows
+from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
+
+__all__ = ["Spans", "Window", "check_can_pool", "encode_spans", "plan_windows"]
+
+Array = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+Spans = Sequence[tuple[int, int]]  # characters of a document: from the first to before the last
+
+_MAX_TOKENS = 2**16  # 200 MB of vectors with 768 numbers
+_OVERLAP = 4  # neighbouring windows share at least one part in this many
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens that run together, and those among them that take their vectors from here."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class _Document:
+    """The tokens of a document."""
+
+    head: list[int]  # special tokens at the start, and the prompt
+    body: list[int]
+    tail: list[int]  # special tokens at the end
+    positions: Ids  # of the body's tokens: the character that decides which span they belong to
+    windows: list[Window]  # of the body
+
+    @property
+    def runs(self) -> list[list[int]]:
+        """The ids that run, one list a window: each is a text of its own for the model."""
+        return [[*self.head, *self.body[window.start : window.stop], *self.tail] for window in self.windows]
+
+    def assemble(self, runs: list[Array]) -> Array:
+        """One vector for each token of head, body and tail, from what the windows gave."""
+        head, tail = len(self.head), len(self.tail)
+        body = [
+            vectors[head + window.first - window.start : head + window.last - window.start]
+            for window, vectors in zip(self.windows, runs, strict=True)
+        ]
+        return np.concatenate([runs[0][:head], *body, runs[-1][len(runs[-1]) - tail :]])
+
+    def rows_of(self, spans: Ids, size: int, skip: int, name: str) -> tuple[Ids, Ids]:
+        """The first token of each span, and the one behind its last. `skip` tokens are a prompt that does not count."""
+        head, tail = len(self.head), len(self.tail)
+        positions = np.concatenate([np.zeros(head, np.int64), self.positions, np.full(tail, size - 1)])
+        first, last = (np.maximum(np.searchsorted(positions, edge), skip) for edge in spans.T)
+        own = np.minimum(last, len(positions) - tail) - np.maximum(first, head)  # not counting special tokens
+        if len(bad := np.flatnonzero(own < 1)):
+            start, end = spans[bad[0]].tolist()
+            raise ValueError(f"{name}: no token begins in the span ({start}, {end}): make it longer, or leave it out")
+        return first, last
+
+
+def check_can_pool(manifest: Manifest) -> None:
+    """Raise unless the model's vectors are the mean of its token vectors, scaled to length 1 or not."""
+    check_has_tokens(manifest)
+    if manifest.pooling != ("mean",):
+        raise ValueError(f"{manifest.name} has {'+'.join(manifest.pooling)} pooling: spans need mean pooling")
+    if manifest.head:
+        names = ", ".join(manifest.head)
+        raise ValueError(f"{manifest.name} has {names} behind its pooling, in the graph: it can't pool spans")
+
+
+def encode_spans(
+    pipeline: Pipeline, manifest: Manifest, documents: Sequence[str], spans: Sequence[Spans], prompt: str
+) -> list[Array]:
+    """The vectors of the spans of each document, [spans, dim]."""
+    skip = 0 if manifest.include_prompt else pipeline.tokenizer.prompt_length(prompt)
+    from_left = manifest.truncation_side == "left"
+    known = [_tokenize(pipeline.tokenizer, from_left, prompt, text) for text in documents]
+    rows = [
+        document.rows_of(_checked(text, its, f"document {index}"), len(text), skip, f"document {index}")
+        for index, (text, its, document) in enumerate(zip(documents, spans, known, strict=True))
+    ]
+    pooled: list[npt.NDArray[np.float64]] = []
+    for some in _groups(known):
+        runs = [run for document in known[some] for run in document.runs]
+        found = iter(run_tokens(pipeline, _joined(runs), at_once=2 * pipeline.backend.workers))
+        pooled += [
+            _pool(document.assemble([next(found) for _ in document.windows]), *its)
+            for document, its in zip(known[some], rows[some], strict=True)
+        ]
+    return [(unit_rows(means) if manifest.normalized else means).astype(np.float32) for means in pooled]
+
+
+def _groups(documents: Sequence[_Document]) -> Iterator[slice]:
+    """Documents whose token vectors are held together: of so many tokens at most, but one document at least."""
+    ends = np.cumsum([sum(map(len, document.runs)) for document in documents])
+    start = 0
+    while start < len(documents):
+        before = ends[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + _MAX_TOKENS, side="right")))
+        yield slice(start, stop)
+        start = stop
+
+
+def plan_windows(tokens: int, most: int) -> list[Window]:
+    """Windows of at most `most` tokens over all of `tokens`, spread evenly, neighbours overlapping.
+
+    A token takes its vector from the window in whose middle it is more.
+
+    >>> plan_windows(10, 8)
+    [Window(start=0, stop=8, first=0, last=5), Window(start=2, stop=10, first=5, last=10)]
+    """
+    if tokens <= most:
+        return [Window(0, tokens, 0, tokens)]
+    overlap = most // _OVERLAP
+    count = -(-(tokens - overlap) // (most - overlap))
+    starts = [index * (tokens - most) // (count - 1) for index in range(count)]
+    cuts = [(start + following + most) // 2 for start, following in pairwise(starts)]
+    return [
+        Window(start, start + most, first, last)
+        for start, first, last in zip(starts, [0, *cuts], [*cuts, tokens], strict=True)
+    ]
+
+
+def _checked(text: str, spans: Any, name: str) -> Ids:
+    """`spans` as an array [spans, 2], each within the document."""
+    edges = [tuple(span) if isinstance(span, Iterable) else (span,) for span in spans]
+    for edge in edges:
+        if len(edge) != 2 or not all(isinstance(place, (int, np.integer)) for place in edge):
+            raise TypeError(f"{name}: a span must be two int, its start and end in characters, got {edge!r:.60}")
+        if not 0 <= edge[0] < edge[1] <= len(text):
+            raise ValueError(f"{name}: no span ({edge[0]}, {edge[1]}) in a text of {len(text)} characters")
+    return np.array(edges, np.int64).reshape(-1, 2)
+
+
+def _tokenize(tokenizer: Tokenizer, from_left: bool, prompt: str, text: str) -> _Document:
+    encoding = tokenizer.backend.encode_batch([prompt + text])[0]  # not alone: that would hold the GIL
+    pieces = [encoding, *encoding.overflowing]  # cut to the limit, each with its special tokens
+    front, back = _special_tokens(pieces[0])
+    tokens = [
+        (id, offset)
+        for piece in (reversed(pieces) if from_left else pieces)
+        for id, offset, added in zip(piece.ids, piece.offsets, piece.special_tokens_mask, strict=True)
+        if not added
+    ]
+    ids, offsets = [id for id, _ in tokens], np.array([offset for _, offset in tokens], np.int64).reshape(-1, 2)
+    positions = _first_characters(prompt + text, offsets) - len(prompt)
+    prompted = int((positions < 0).sum())
+    head = [*front, *ids[:prompted]]
+    if (most := tokenizer.max_length - len(head) - len(back)) < 1:
+        raise ValueError(f"the prompt leaves no room for the document: it has {len(head) + len(back)} tokens")
+    positions = np.minimum(positions[prompted:], max(0, len(text) - 1))
+    return _Document(head, ids[prompted:], back, positions, plan_windows(len(ids) - prompted, most))
+
+
+def _special_tokens(encoding: Encoding) -> tuple[list[int], list[int]]:
+    """Those before the text, and those behind it."""
+    added = encoding.special_tokens_mask
+    front = added.index(0) if 0 in added else len(added)
+    back = added[front:][::-1].index(0) if 0 in added else 0
+    return encoding.ids[:front], encoding.ids[len(added) - back :]
+
+
+def _first_characters(text: str, offsets: Ids) -> Ids:
+    """The first character of each token that is not a space: some tokenizers count the space before a word in."""
+    solid = np.flatnonzero([not character.isspace() for character in text])
+    if not len(solid):
+        return offsets[:, 0]
+    following = solid[np.minimum(np.searchsorted(solid, offsets[:, 0]), len(solid) - 1)]
+    inside = (following >= offsets[:, 0]) & (following < offsets[:, 1])
+    # Never before the token before it, so that they can be searched.
+    return np.maximum.accumulate(np.where(inside, following, offsets[:, 0]))
+
+
+def _joined(runs: list[list[int]]) -> TokenizedTexts:
+    lengths = np.fromiter(map(len, runs), np.int64, len(runs))
+    ids = np.fromiter((id for run in runs for id in run), np.int64, int(lengths.sum()))
+    return TokenizedTexts(ids, np.cumsum(lengths) - lengths, lengths, np.zeros(len(runs), np.bool_))
+
+
+def _pool(vectors: Array, first: Ids, last: Ids) -> npt.NDArray[np.float64]:
+    """The mean of the rows from each `first` to before its `last`."""
+    means = [vectors[a:b].mean(axis=0, dtype=np.float64) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
+    return np.stack(means) if means else np.empty((0, vectors.shape[1]))

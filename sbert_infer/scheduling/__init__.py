@@ -1,0 +1,1 @@
+"""Many concurrent callers, one engine: queue, batches across callers, workers."""

@@ -1,0 +1,157 @@
+"""Calls from their texts to their vectors: tokenized, queued, run by the workers, dropped if nobody waits any more."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sbert_infer.encode.pipeline import unique_texts
+from sbert_infer.encode.sparse import is_sparse, sparse_rows
+from sbert_infer.engine import Engine
+from sbert_infer.errors import EngineError, TruncationError, WorkerError
+from sbert_infer.scheduling.call import CLOSED, Call, CallOptions, Deadlines, Encoded, guess_tokens
+from sbert_infer.scheduling.scheduler import Limits, Scheduler
+from sbert_infer.scheduling.tokenizer_pool import TokenizerPool
+from sbert_infer.scheduling.workers import Observe, Workers
+from sbert_infer.text.inputs import Text
+from sbert_infer.text.tokenizer import TokenizedTexts
+
+__all__ = ["CallQueue"]
+
+Indices = npt.NDArray[np.int64]
+
+
+class CallQueue:
+    """The queue of one engine, and the threads that work it off. For one event loop."""
+
+    def __init__(self, engine: Engine, limits: Limits, *, hang_timeout_s: float, observe: Observe) -> None:
+        self.scheduler = Scheduler(limits)
+        self._manifest, self._pipeline, self._observe = engine.manifest, engine._open(), observe
+        self.workers = Workers(
+            self.scheduler, self._pipeline, engine.replace_backend, hang_timeout_s=hang_timeout_s, observe=observe
+        )
+        self.tokenizers = TokenizerPool(
+            self._pipeline, engine._tokenizer_of_other_side, include_prompt=engine.manifest.include_prompt
+        )
+        self._calls: set[Call] = set()
+        self._deadlines = Deadlines(self._calls)
+        self._closed = False
+
+    async def encode(self, texts: list[Text], options: CallOptions, arrival: float) -> Encoded:
+        """The vectors of at least one text, each with the prompt of the options before it."""
+        unique, inverse = unique_texts(texts)
+        little = not options.other_side and self.tokenizers.is_little(unique, options.prompt)
+        if little:  # whichever worker is free next does it
+            return await self._run(unique, inverse, options, arrival)
+        with self._reserved(unique, options):
+            tokenized, skip = await self.tokenizers.tokenize(
+                unique, options.prompt, options.deadline, options.other_side
+            )
+        self._check_truncation(tokenized, inverse, options)
+        self._observe("tokenize", time.monotonic() - arrival)
+        return await self._run(tokenized, inverse, options, arrival, skip)
+
+    async def encode_tokens(self, ids: Sequence[Sequence[int]], options: CallOptions, arrival: float) -> Encoded:
+        """The vectors of at least one text that is given as ids."""
+        tokenized = await self.tokenizers.check(ids, options.deadline, options.other_side)
+        self._check_truncation(tokenized, None, options)
+        return await self._run(tokenized, None, options, arrival)
+
+    async def close(self, until: float) -> None:
+        """Fail what is under way, and stop. What runs has until then, and at least a second."""
+        self._closed = True
+        for call in list(self._calls):
+            self._drop(call)
+            call.fail(EngineError(CLOSED))
+        await asyncio.to_thread(self.tokenizers.close)
+        await asyncio.to_thread(self.workers.stop, max(1.0, until - time.monotonic()))
+
+    async def _run(
+        self,
+        content: TokenizedTexts | list[Text],
+        inverse: Indices | None,
+        options: CallOptions,
+        arrival: float,
+        prompt_length: int = 0,
+    ) -> Encoded:
+        """Queue a call, and wait for what becomes of it."""
+        call = Call(
+            content,
+            inverse,
+            options,
+            arrival=arrival,
+            prompt_length=prompt_length,
+            guess=0 if isinstance(content, TokenizedTexts) else self._guess(content, options),
+            read=self._read,
+            make_rows=self.make_rows,
+        )
+        self._check(call.tokens, call.deadline)
+        self.scheduler.add(call)
+        self.workers.wake()
+        self._calls.add(call)
+        self._deadlines.note(call)
+        try:
+            if self.workers.problem:  # since just now, maybe too late for this call to be failed with the others
+                call.future.cancel()
+                raise WorkerError(self.workers.problem, 1.0)
+            return await call.future
+        finally:
+            if not call.ended:
+                self._drop(call)
+            self._calls.discard(call)
+
+    def _read(self, texts: list[Text], inverse: Indices | None, options: CallOptions) -> tuple[TokenizedTexts, int]:
+        """Tokenize a few texts, in a worker that holds the lock: nothing here may wait for anybody."""
+        tokenized, skip = self.tokenizers.tokenize_little(texts, options.prompt)
+        self._check_truncation(tokenized, inverse, options)
+        return tokenized, skip
+
+    def make_rows(self, texts: int) -> Any:
+        """What the vectors of so many texts are put into."""
+        if is_sparse(self._manifest):
+            return sparse_rows(self._manifest)(texts)
+        return np.empty((texts, self._manifest.dim), np.float32)
+
+    def _drop(self, call: Call) -> None:
+        with self.workers.changed:
+            self.scheduler.drop(call)
+
+    def _check(self, tokens: int, deadline: float) -> None:
+        """Raise if there is no point in waiting."""
+        if self._closed:
+            raise EngineError(CLOSED)
+        if self.workers.problem:
+            raise WorkerError(self.workers.problem, 1.0)
+        self.scheduler.check(tokens, deadline, time.monotonic())
+
+    @contextmanager
+    def _reserved(self, texts: Sequence[Text], options: CallOptions) -> Iterator[None]:
+        """Hold room in the queue for texts whose tokens are not counted yet."""
+        guess = self._guess(texts, options)
+        self._check(guess, options.deadline)
+        self.scheduler.reserved_tokens += guess
+        try:
+            yield
+        finally:
+            self.scheduler.reserved_tokens -= guess
+
+    def _guess(self, texts: Sequence[Text], options: CallOptions) -> int:
+        """How many tokens these have: no reason to refuse them for good, and at least one each."""
+        limits = self.scheduler.limits
+        guess = guess_tokens(texts, options.prompt, limits.max_length)
+        return max(len(texts), min(guess, limits.max_queue_tokens))
+
+    def _check_truncation(self, tokenized: TokenizedTexts, inverse: Indices | None, options: CallOptions) -> None:
+        """Raise if a text was cut, and that is not wanted."""
+        if options.on_truncate == "error" and tokenized.cut():
+            first = int((tokenized.truncated if inverse is None else tokenized.truncated[inverse]).argmax())
+            limit, noun = self._pipeline.tokenizer.max_length, self._pipeline.noun
+            error = TruncationError(f"{noun} {first} has more than {limit} tokens; shorten it or set on_truncate")
+            error.texts = tokenized.cut(inverse)
+            raise error

@@ -1,0 +1,215 @@
+"""Reading what a client sends: bounded in bytes, also after decompression, and in time; and noticing that it left."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import zlib
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
+
+from sbert_infer.serve.http.body_memory import take_room
+from sbert_infer.serve.settings import MAX_INPUTS, Settings
+from sbert_infer.serve.wire.problems import Problem, respond
+
+__all__ = ["DRAIN_S", "ClientLeft", "decode", "read_body", "refuse", "while_connected"]
+
+Result = TypeVar("Result")
+Wanted = TypeVar("Wanted")
+
+# A client gets more time for each byte that has come, so a large body may take long, but a trickle or a pause may not.
+_SLOWEST_BYTES_PER_S = 16 * 2**10
+DRAIN_S = 2.0  # for the rest of a body that nobody wants
+_PIECE_BYTES = 2**20  # to decompress in one go
+_MAX_QUOTES = 2 * (MAX_INPUTS + 100)  # that are not escaped: of all inputs, and of all fields
+# A high one without its low one, or the reverse.
+_SURROGATE = re.compile(
+    rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})(?<!\\)\\u[dD][c-fC-F]"
+)
+_JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;|$)", re.IGNORECASE)
+
+
+class ClientLeft(Exception):  # noqa: N818  it is nobody's error
+    """The client closed the connection before it had its answer."""
+
+
+async def read_body(request: Request, settings: Settings) -> bytes:
+    """The body, decompressed."""
+    headers = dict(request.scope["headers"])
+    _check_type(headers.get(b"content-type", b""))
+    inflate = _Inflate() if _is_compressed(headers.get(b"content-encoding", b"")) else None
+    if int(headers.get(b"content-length") or 0) > settings.max_body_bytes:
+        raise _too_large(settings.max_body_bytes)
+    body, received, start, more = bytearray(), 0, time.monotonic(), True
+    while more:
+        now = time.monotonic()
+        until = min(start + received / _SLOWEST_BYTES_PER_S, now) + settings.read_timeout_s
+        message = await _receive(request, until)
+        more, chunk = message.get("more_body", False), message.get("body", b"")
+        received += len(chunk)
+        for piece in inflate(chunk) if inflate else (chunk,):
+            take_room(request, len(piece))
+            body += piece
+            if max(received, len(body)) > settings.max_body_bytes:
+                raise _too_large(settings.max_body_bytes, " after decompression" if inflate else "")
+            if inflate:
+                await asyncio.sleep(0)  # a turn for others
+    if inflate:
+        inflate.finish()
+    return bytes(body)
+
+
+async def refuse(problem: Problem, request: Request, max_body_bytes: int) -> Response:
+    """The answer to a request that is not served. What the client still sends is read first, or it would not see it."""
+    if not await _drain(request, max_body_bytes):
+        problem.headers["connection"] = "close"
+    return respond(problem, request.url.path)
+
+
+async def _drain(request: Request, max_bytes: int) -> bool:
+    """Read and forget the rest of a body. False if there is too much."""
+    if request.scope.get("sbert.body_read") or request.headers.get("expect"):
+        return bool(request.scope.get("sbert.body_read"))
+    until, received = time.monotonic() + DRAIN_S, 0
+    try:
+        while received <= max_bytes:
+            message = await _receive(request, until)
+            received += len(message.get("body", b""))
+            if not message.get("more_body", False):
+                return True
+    except Problem:  # it took too long
+        return False
+    return False
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which is cancelled if the client leaves. The body must have been read."""
+    interruption = _Interruption()
+    lost = request.scope["sbert.when_lost"]  # no task that waits for it: two more tasks cost a tenth of a request
+    lost.add(interruption)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if interruption.happened:
+            raise ClientLeft from None
+        raise
+    finally:
+        lost.discard(interruption)
+
+
+def decode(body: bytes, wanted: type[Wanted]) -> Wanted:
+    """What a JSON body says, or a problem that names the field."""
+    if not body.strip():
+        raise Problem("invalid_json", "the body is empty: send JSON")
+    if body.count(b'"') - body.count(b'\\"') > _MAX_QUOTES:  # before millions of strings are made
+        raise Problem("too_many_inputs", f"at most {MAX_INPUTS} inputs in a request")
+    try:
+        return msgspec.json.decode(body, type=wanted)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        code = "invalid_request"
+        if "length >= 1" in message:
+            code = "empty_input"
+        elif "`array` of length <=" in message:
+            code = "too_many_inputs"
+        message = message.replace("$.", "").replace("`float` >= 1.0", "a whole number of at least 1")
+        raise Problem(code, message, param=_field(str(error))) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if _SURROGATE.search(body):
+            raise Problem("invalid_json", "the body has half of a character: a lone surrogate, \\ud800 say") from None
+        raise Problem("invalid_json", f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise Problem("invalid_json", "the body is nested too deeply") from None
+
+
+class _Inflate:
+    """Gzip, one chunk at a time."""
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(wbits=31)
+
+    def __call__(self, chunk: bytes) -> Iterator[bytes]:
+        """What a chunk holds, in pieces: a few bytes may be a thousand times as many."""
+        try:
+            while chunk:
+                if self._member.eof:  # files that were compressed one by one may follow one another
+                    self._member = zlib.decompressobj(wbits=31)
+                if piece := self._member.decompress(chunk, _PIECE_BYTES):
+                    yield piece
+                chunk = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
+        except zlib.error as error:
+            raise Problem("invalid_json", f"the body is not gzip: {error}") from None
+
+    def finish(self) -> None:
+        if not self._member.eof:
+            raise Problem("invalid_json", "the compressed body ends too early")
+
+
+async def _receive(request: Request, until: float) -> Message:
+    if request.scope.get("sbert.has_come"):  # all of it, mostly together with the headers
+        message = await request.receive()
+    else:
+        message = await _receive_until(request, until)
+    if message["type"] == "http.disconnect":
+        raise ClientLeft
+    request.scope["sbert.body_read"] = not message.get("more_body", False)
+    return message
+
+
+async def _receive_until(request: Request, until: float) -> Message:
+    interruption = _Interruption()
+    timer = asyncio.get_running_loop().call_later(max(0.0, until - time.monotonic()), interruption)
+    try:
+        return await request.receive()
+    except asyncio.CancelledError:
+        if interruption.happened:
+            late = "the body did not come in time"
+            raise Problem("request_timeout", late, headers={"connection": "close"}) from None
+        raise
+    finally:
+        timer.cancel()
+
+
+class _Interruption:
+    """When called, cancels the task that made it. `happened` tells that from other cancellations."""
+
+    def __init__(self) -> None:
+        self.happened = False
+        self._task = asyncio.current_task()
+
+    def __call__(self) -> None:
+        if self._task is not None:
+            self.happened = True
+            self._task.cancel()
+
+
+def _check_type(content_type: bytes) -> None:
+    given = content_type.decode("latin-1")
+    if given and not _JSON.match(given):
+        message = f"send the body as Content-Type: application/json, not {given[:80]}"
+        raise Problem("unsupported_media_type", message)
+
+
+def _is_compressed(given: bytes) -> bool:
+    encoding = given.decode("latin-1").strip().lower()
+    if encoding not in ("identity", "gzip", "x-gzip", ""):
+        message = f"Content-Encoding {encoding[:40]!r} is not supported: use gzip, or none"
+        raise Problem("unsupported_media_type", message, headers={"accept-encoding": "gzip"})
+    return encoding.endswith("gzip")
+
+
+def _too_large(max_bytes: int, when: str = "") -> Problem:
+    message = f"the body has more than {max_bytes} bytes{when}: send fewer texts at once (see --max-body-bytes)"
+    return Problem("body_too_large", message)
+
+
+def _field(message: str) -> str | None:
+    found = re.search(r"at `\$\.(\w+)|field `(\w+)`", message)
+    return (found[1] or found[2]) if found else None

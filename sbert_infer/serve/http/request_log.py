@@ -1,0 +1,129 @@
+"""Around every request: its id, its line in the log, its place in the metrics, and an answer if all else fails."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+import secrets
+import time
+import traceback
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sbert_infer.errors import SbertInferError, TextError, WorkerError
+from sbert_infer.serve.http.body import ClientLeft
+from sbert_infer.serve.http.headers import first_header
+from sbert_infer.serve.metrics import Metrics
+from sbert_infer.serve.models.registry import Models
+from sbert_infer.serve.wire.problems import Problem, respond
+
+__all__ = ["CLIENT_LEFT", "Record", "Watch", "log_lost", "record_of", "request_id"]
+
+access = logging.getLogger("sbert_infer.serve.access")
+logger = logging.getLogger(__name__)
+
+_SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_POLLED = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})  # each second, by machines
+_PROCESS, _numbers = secrets.token_hex(6), itertools.count(1)  # for ids that no other server gives
+CLIENT_LEFT = 499  # as nginx has it; never sent
+
+
+@dataclass
+class Record:
+    """What the log says of a request. No texts, no keys, no query."""
+
+    id: str
+    method: str
+    path: str
+    start: float  # on the monotonic clock
+    status: int = 0  # none yet
+    seconds: float = 0.0  # none yet; until the answer's last byte
+    texts: int = 0
+    tokens: int = 0
+    bytes: int = 0  # of the answer's body
+
+
+def record_of(request: Request) -> Record:
+    """The record of a request, for what only its handler knows."""
+    record: Record = request.scope["sbert.record"]
+    return record
+
+
+class Watch:
+    """The outermost middleware."""
+
+    def __init__(self, app: ASGIApp, routes: Collection[str], models: Models, metrics: Metrics) -> None:
+        self._app, self._routes, self._models, self._metrics = app, frozenset(routes), models, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on and note what becomes of it."""
+        record = Record(request_id(scope["headers"]), scope["method"], scope["path"], time.monotonic())
+        scope["sbert.record"] = record
+
+        async def noting(message: Message) -> None:
+            self._note(message, record)
+            await send(message)
+
+        self._metrics.in_progress += 1
+        try:
+            await self._app(scope, receive, noting)
+        except ClientLeft:
+            record.status = CLIENT_LEFT
+        except asyncio.CancelledError:  # the time to stop is over
+            if record.status:
+                raise
+            problem = Problem("model_unavailable", "the server is about to stop", retry_after_s=1.0)
+            await respond(problem, record.path)(scope, receive, noting)
+        except Exception as error:
+            _log_unexpected(error, record)
+            if not record.status:  # else half an answer was sent, and uvicorn closes the connection
+                problem = Problem("internal_error", f"unexpected error; the server's log has it under {record.id}")
+                await respond(problem, record.path)(scope, receive, noting)
+        finally:
+            self._metrics.in_progress -= 1
+            self._finish(record)
+
+    def _note(self, message: Message, record: Record) -> None:
+        if message["type"] == "http.response.start":
+            record.status = message["status"]
+            message["headers"].append((b"x-request-id", record.id.encode()))
+            if self._models.draining:
+                message["headers"].append((b"connection", b"close"))
+        else:
+            record.bytes += len(message.get("body", b""))
+
+    def _finish(self, record: Record) -> None:
+        record.status = record.status or CLIENT_LEFT
+        record.seconds = time.monotonic() - record.start
+        route = record.path if record.path in self._routes else "other"
+        self._metrics.note_answer(route, record.status, record.seconds)
+        quiet = record.path in _POLLED and record.status < 400
+        access.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"record": record})
+
+
+def log_lost(error: SbertInferError, request: Request) -> None:
+    """The engine's own words for an error whose reason a client does not get to see."""
+    if isinstance(error, (TextError, WorkerError)):
+        logger.warning("request %s: %s", record_of(request).id, error)
+
+
+def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The one that a client has given, if it can be written into a log; otherwise a new one."""
+    given = first_header(headers, b"x-request-id").decode("latin-1")
+    return given if _SANE_ID.fullmatch(given) else new_id()
+
+
+def new_id() -> str:
+    """For a request whose client has given none."""
+    return f"{_PROCESS}-{next(_numbers):x}"
+
+
+def _log_unexpected(error: Exception, record: Record) -> None:
+    """Where it happened, but not what it says: a message may hold somebody's text."""
+    where = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("request %s: unexpected %s\n%s", record.id, type(error).__name__, where.rstrip())

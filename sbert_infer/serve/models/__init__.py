@@ -1,0 +1,1 @@
+"""The models being served, and their reloading."""

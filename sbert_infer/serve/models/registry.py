@@ -1,0 +1,154 @@
+"""All models that are served: found by name, and opened again on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from sbert_infer.artifact.onnx_file import RERANKER
+from sbert_infer.errors import OverloadedError, SbertInferError
+from sbert_infer.scheduling.workers import Observe
+from sbert_infer.serve.models.served_model import Model
+from sbert_infer.serve.settings import ModelFile, Settings
+from sbert_infer.serve.wire.problems import Problem
+
+__all__ = ["Models"]
+
+logger = logging.getLogger(__name__)
+
+
+class Models:
+    """All models, in the order given. The first is for requests that name none."""
+
+    def __init__(self, settings: Settings, observer: Callable[[str], Observe]) -> None:
+        self._any_name = settings.any_model_name
+        self._models = [
+            Model(name, file.path, settings, observer(name))
+            for name, file in zip(_unique_names(settings.models), settings.models, strict=True)
+        ]
+        self._by_name = {model.name: model for model in self._models}
+        self._reloading = asyncio.Lock()
+        self.draining = False
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(self._models)
+
+    @property
+    def values(self) -> dict[str, dict[str, Any]]:
+        """Which values of a request's fields have a meaning here, in words of JSON schema."""
+        prompts = {name for model in self._models for name in model.engine.engine.prompts}
+        dim = max(model.engine.engine.manifest.dim for model in self._models)
+        return {
+            "model": {} if self._any_name else {"enum": [*self._by_name, None]},
+            "prompt_name": {"enum": [*sorted(prompts), None]},
+            "dimensions": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": dim}, {"type": "null"}]},
+        }
+
+    @property
+    def first(self) -> Model:
+        """The default."""
+        return self._models[0]
+
+    def first_of(self, kind: str) -> Model:
+        """The first of a kind, for requests that name none; the first of all if there is none of that kind."""
+        return next((model for model in self._models if model.kind == kind), self.first)
+
+    @property
+    def has_rerankers(self) -> bool:
+        """Whether there is one."""
+        return self.has(RERANKER)
+
+    def has(self, kind: str) -> bool:
+        """Whether there is one of this kind."""
+        return any(model.kind == kind for model in self._models)
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests should be sent here."""
+        return not self.draining and all(model.ready for model in self._models)
+
+    def refusal(self) -> OverloadedError | None:
+        """What a request for one text would get now, if every one of them would refuse it."""
+        refusals = [model.engine.refusal() if model.is_open else None for model in self._models]
+        return refusals[0] if all(refusals) else None
+
+    def count_refusal(self, refusal: OverloadedError) -> None:
+        """A request was refused in advance. Nobody knows which model it would have been for."""
+        self.first.engine.count_refusal(refusal)
+
+    async def open(self) -> None:
+        """Open all, one after the other."""
+        for model in self._models:
+            await model.open()
+        self._add_own_names()
+
+    def get(self, name: str | None) -> Model:
+        """The model of this name."""
+        if name is None and (len(self._models) == 1 or self._any_name):
+            return self.first
+        if name is None:
+            raise Problem("invalid_request", f"several models are served, name one of: {self._listed()}", param="model")
+        if (model := self._by_name.get(name)) is not None:
+            return model
+        if self._any_name:
+            return self.first
+        raise Problem(
+            "model_not_found", f"model {name[:80]!r} is not served here, only: {self._listed()}", param="model"
+        )
+
+    @property
+    def reloading(self) -> bool:
+        """Whether a reload is under way."""
+        return self._reloading.locked()
+
+    async def reload(self, count: Callable[[str, str], object]) -> None:
+        """Open every file again. The first that can't serve ends it; it and those after it stay as they were."""
+        async with self._reloading:
+            for model in self._models:
+                try:
+                    await model.open()
+                except Exception as error:  # whatever it is, the old model goes on
+                    count(model.name, "failed")
+                    message = f"{model.name} was not reloaded, the model opened before goes on: {_reason(error, model)}"
+                    logger.error("%s", message)
+                    raise Problem("reload_failed", message) from error
+                count(model.name, "ok")
+                logger.info("reloaded %s", model.name)
+
+    async def close(self, drain_s: float) -> None:
+        """Let calls end, and free everything."""
+        self.draining = True
+        await asyncio.gather(*(model.close(drain_s) for model in self._models))
+
+    def _add_own_names(self) -> None:
+        """Let each model also answer to the name it was exported with, where no other has it."""
+        own = Counter(model.engine.engine.manifest.name for model in self._models)
+        for model in self._models:
+            name = model.engine.engine.manifest.name
+            if own[name] == 1 and name not in self._by_name:
+                self._by_name[name] = model
+                model.names.append(name)
+
+    def _listed(self) -> str:
+        return ", ".join(self._by_name)
+
+
+def _reason(error: Exception, model: Model) -> str:
+    """Why a file can't be served, without the folder it is in."""
+    if isinstance(error, (SbertInferError, ValueError)):
+        return str(error).replace(str(model.path), model.path.name)
+    reason = error.strerror if isinstance(error, OSError) else None
+    return f"{model.path.name}: {reason or type(error).__name__}"
+
+
+def _unique_names(files: Sequence[ModelFile]) -> list[str]:
+    names = [file.name or file.path.stem for file in files]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(
+                f"{count} models are called {name}: give them names, as in first={files[names.index(name)].path}"
+            )
+    return names

@@ -1,0 +1,301 @@
+"""One model that is served: opened, called, and replaced by what its file holds now."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import tokenizers
+
+from sbert_infer._util.threads import in_daemon_thread
+from sbert_infer.artifact.onnx_file import ENCODER, RERANKER, SPARSE_ENCODER, TOKENS
+from sbert_infer.async_engine import AsyncEngine, AsyncStats
+from sbert_infer.encode.tokens import TokenVectors
+from sbert_infer.scheduling.call import Encoded
+from sbert_infer.scheduling.workers import Observe
+from sbert_infer.serve.settings import Settings
+from sbert_infer.serve.wire.problems import Problem
+from sbert_infer.text.inputs import OnTruncate, Pair, Side
+
+__all__ = ["EncodeOptions", "Model"]
+
+_COUNTS = ("requests", "texts", "tokens", "truncated", "batches", "batch_tokens", "padded_tokens", "restarts")
+
+_KINDS = {
+    ENCODER: "a sentence encoder: use /embed",
+    RERANKER: "a reranker: use /rerank or /predict",
+    SPARSE_ENCODER: "a sparse encoder: use /embed_sparse",
+}
+_CLOSE_S = 2.0  # for what has ended to be freed
+_WARM_S = 600.0  # for the first texts, however little a request may get
+
+# In the answer to one request for token vectors: some 50 MB of JSON.
+_MAX_TOKEN_NUMBERS = 2**22
+
+
+class EncodeOptions(NamedTuple):
+    """What a request asks of the vectors."""
+
+    normalize: bool
+    truncate: bool
+    dimensions: int | None = None
+    prompt_name: str | None = None
+    side: Side | None = None  # where long texts are cut, if not where the model has it
+
+    @property
+    def on_truncate(self) -> OnTruncate:
+        """In the engine's words."""
+        return "ignore" if self.truncate else "error"
+
+
+class Model:
+    """One artifact under its name. Its engine may be replaced while calls run."""
+
+    def __init__(self, name: str, path: Path, settings: Settings, observe: Observe) -> None:
+        self.name, self.path = name, path
+        self.names = [name]  # that it answers to
+        self.created = int(time.time())
+        self._settings, self._observe = settings, observe
+        self._engine: AsyncEngine | None = None
+        self._tokenizer: tuple[AsyncEngine, tokenizers.Tokenizer] | None = None  # and whose it is
+        self._leaving: set[AsyncEngine] = set()  # replaced, with calls still to end
+        self._past: Counter[str] = Counter()  # counts of engines that are gone
+        self._past_errors: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """What runs the model now."""
+        if self._engine is None:
+            raise Problem("model_unavailable", f"model {self.name} is closed", retry_after_s=1.0)
+        return self._engine
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is anything to ask."""
+        return self._engine is not None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes calls."""
+        return self._engine is not None and self._engine.ready
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Tokens that may run together."""
+        return self._settings.max_batch_tokens or int(self.engine.engine.info["max_batch_tokens"])
+
+    @property
+    def max_queue_tokens(self) -> int:
+        """Tokens that may wait."""
+        return self._settings.max_queue_tokens
+
+    async def open(self) -> None:
+        """Open the file as it is now and let new calls use that. If it can't serve, all stays as it was."""
+        fresh = await self._open_warm()
+        before, self._engine = self._engine, fresh
+        self.created = int(time.time())
+        if before is not None:
+            self._leaving.add(before)
+            task = asyncio.ensure_future(self._retire(before))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def encode(self, texts: Sequence[str], options: EncodeOptions) -> Encoded:
+        """The vectors of some texts. No await before the engine has the call, or a reload could lose it."""
+        self.require(ENCODER)
+        with _plain_problems:
+            return await self.engine.encode_counted(
+                texts,
+                options.prompt_name,
+                normalize_embeddings=options.normalize,
+                truncate_dim=options.dimensions,
+                on_truncate=options.on_truncate,
+                truncation_side=options.side,
+            )
+
+    async def encode_tokens(self, ids: Sequence[Sequence[int]], options: EncodeOptions) -> Encoded:
+        """The vectors of texts that are given as ids of the model's own tokenizer."""
+        self.require(ENCODER)
+        with _plain_problems:
+            return await self.engine.encode_tokens(
+                ids,
+                normalize_embeddings=options.normalize,
+                truncate_dim=options.dimensions,
+                on_truncate=options.on_truncate,
+                truncation_side=options.side,
+            )
+
+    async def token_vectors(self, texts: Sequence[str], options: EncodeOptions) -> TokenVectors:
+        """A vector for each token of each text."""
+        self.require(ENCODER)
+        manifest = self.engine.engine.manifest
+        if TOKENS not in manifest.outputs or self.engine.engine.device != "cpu":
+            raise Problem(
+                "not_supported",
+                f"model {self.name} was exported without token outputs, or is not on the CPU: use /embed",
+            )
+        with _plain_problems:
+            return await self.engine.token_vectors(
+                texts,
+                options.prompt_name,
+                on_truncate=options.on_truncate,
+                truncation_side=options.side,
+                max_tokens=_MAX_TOKEN_NUMBERS // manifest.dim,
+            )
+
+    async def encode_sparse(self, texts: Sequence[str], options: EncodeOptions) -> Encoded:
+        """The vectors of a sparse encoder. As in `encode`, no await before the engine has the call."""
+        self.require(SPARSE_ENCODER)
+        with _plain_problems:
+            return await self.engine.encode_sparse(
+                texts, options.prompt_name, on_truncate=options.on_truncate, truncation_side=options.side
+            )
+
+    async def predict(self, pairs: Sequence[Pair], options: EncodeOptions) -> Encoded:
+        """The scores of pairs, before any activation. As in `encode`, no await before the engine has the call."""
+        self.require(RERANKER)
+        with _plain_problems:
+            return await self.engine.predict_counted(
+                pairs, on_truncate=options.on_truncate, truncation_side=options.side
+            )
+
+    @property
+    def kind(self) -> str:
+        """A sentence encoder or a reranker."""
+        return self.engine.engine.manifest.kind
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What a reranker's scores are for."""
+        return self.engine.engine.manifest.labels
+
+    def require(self, kind: str) -> None:
+        """Refuse a route for another kind of model."""
+        if self.kind != kind:
+            raise Problem("not_supported", f"model {self.name} is {_KINDS[self.kind]}")
+
+    @property
+    def similarity(self) -> str:
+        """How its vectors are to be compared."""
+        return self.engine.engine.similarity_fn_name
+
+    @property
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        """A copy of the model's tokenizer that cuts nothing. Takes a moment the first time: for other threads."""
+        engine, known = self.engine, self._tokenizer
+        if known is None or known[0] is not engine:
+            tokenizer = tokenizers.Tokenizer.from_str(engine.engine.tokenizer.to_str())
+            tokenizer.no_truncation()
+            self._tokenizer = known = engine, tokenizer
+        return known[1]
+
+    def prompt(self, name: str | None) -> str:
+        """The prompt of this name, or none. `check` has seen that there is one."""
+        return "" if name is None else self.engine.engine.prompts[name]
+
+    def check(self, options: EncodeOptions) -> None:
+        """Refuse options that this model does not have."""
+        prompts, dim = self.engine.engine.prompts, self.engine.engine.manifest.dim
+        if options.prompt_name is not None and options.prompt_name not in prompts:
+            message = (
+                f"model {self.name} has no prompt {options.prompt_name!r}, only: {', '.join(sorted(prompts)) or 'none'}"
+            )
+            raise Problem("invalid_request", message, param="prompt_name")
+        if options.dimensions is not None and options.dimensions > dim:
+            message = f"dimensions must be at most {dim} with model {self.name}, got {options.dimensions:g}"
+            raise Problem("invalid_request", message, param="dimensions")
+
+    def stats(self) -> AsyncStats:
+        """What the current engine does now."""
+        return self.engine.stats()
+
+    def counts(self) -> tuple[Counter[str], Counter[str]]:
+        """All that was counted since the start, and errors by the name of the exception, over all engines."""
+        total, errors = Counter(self._past), Counter(self._past_errors)
+        for engine in (*self._leaving, self.engine):
+            _add_counts(engine.stats(), total, errors)
+        return total, errors
+
+    async def close(self, drain_s: float) -> None:
+        """Let calls end, and free everything."""
+        leaving = [] if self._engine is None else [asyncio.ensure_future(self._engine.close(drain_s))]
+        if leaving or self._tasks:
+            await asyncio.wait([*leaving, *self._tasks], timeout=drain_s + _CLOSE_S)
+
+    async def _open_warm(self) -> AsyncEngine:
+        settings, is_warm = self._settings, threading.Event()
+
+        def observe(name: str, value: float) -> None:
+            if is_warm.is_set():
+                self._observe(name, value)
+
+        open_engine = partial(
+            AsyncEngine,
+            self.path,
+            max_batch_tokens=settings.max_batch_tokens,
+            max_queue_tokens=settings.max_queue_tokens,
+            max_delay_ms=settings.max_delay_ms,
+            max_wait_s=settings.max_wait_s,
+            timeout_s=settings.timeout_s,
+            observe=observe,
+        )
+        # Opening a plan may take minutes, which nobody should have to wait for at the end.
+        engine = await asyncio.wrap_future(in_daemon_thread("sbert-serve-open", open_engine))
+        try:
+            longest = engine.engine.manifest.max_length
+            if settings.max_queue_tokens < longest:
+                room = f"--max-queue-tokens {settings.max_queue_tokens}"
+                raise ValueError(f"{room} is less than the {longest} tokens that a text of {self.name} may have")
+            for _ in range(2):  # a second lone text opens the session that lone texts use
+                await _run_once(engine)
+        except BaseException:
+            await engine.close(0)
+            raise
+        is_warm.set()
+        stats = engine.stats()
+        self._past.subtract({name: getattr(stats, name) for name in _COUNTS})  # nobody asked for these
+        return engine
+
+    async def _retire(self, engine: AsyncEngine) -> None:
+        await engine.close(max(self._settings.drain_s, self._settings.timeout_s))
+        _add_counts(engine.stats(), self._past, self._past_errors)
+        self._leaving.discard(engine)
+
+
+async def _run_once(engine: AsyncEngine) -> None:
+    """Something ordinary, to see that the model runs."""
+    text, kind = "An ordinary sentence, to see that the model runs.", engine.engine.manifest.kind
+    if kind == RERANKER:
+        await engine.predict_counted([("An ordinary question?", text)], on_truncate="ignore", timeout_s=_WARM_S)
+    elif kind == SPARSE_ENCODER:
+        await engine.encode_sparse([text], on_truncate="ignore", timeout_s=_WARM_S)
+    else:
+        await engine.encode(text, on_truncate="ignore", timeout_s=_WARM_S)
+
+
+class _PlainProblems:
+    """A context in which what an engine says of a wrong call is for whoever sent it. No generator, for its cost."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ValueError):
+            many = "max_queue_tokens" in str(error) or "vectors of their own" in str(error)
+            code = "too_many_inputs" if many else "invalid_request"
+            raise Problem(code, str(error), param="input") from None
+
+
+_plain_problems = _PlainProblems()
+
+
+def _add_counts(stats: AsyncStats, total: Counter[str], errors: Counter[str]) -> None:
+    total.update({name: getattr(stats, name) for name in _COUNTS})
+    errors.update(stats.errors)

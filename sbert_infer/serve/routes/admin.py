@@ -1,0 +1,101 @@
+"""Routes for those who look after the server: health, metrics, reload, pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sbert_infer.serve.http.operation import Handler, Operation
+from sbert_infer.serve.metrics import Metrics
+from sbert_infer.serve.models.registry import Models
+from sbert_infer.serve.settings import Settings
+from sbert_infer.serve.wire.problems import Problem
+from sbert_infer.serve.wire.responses import json_response
+from sbert_infer.serve.wire.schemas import Health, Reload, Reloaded
+
+__all__ = ["Probes"]
+
+_PAGES = Path(__file__).parent / "pages"
+# The pages are one file each, and may talk to nobody but this server.
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; connect-src 'self'; img-src 'self' data:; "
+    "script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+_HTML = "text/html; charset=utf-8"
+
+
+class Probes:
+    """The handlers, and what there is to know of them."""
+
+    def __init__(self, models: Models, settings: Settings, metrics: Metrics) -> None:
+        self._models, self._settings, self._metrics = models, settings, metrics
+
+    def operations(self) -> list[Operation]:
+        """What is served."""
+        unready = ("model_unavailable",)
+        return [
+            Operation("GET", "/health/live", "Health", "Is the process alive?", self.live, Health),
+            Operation(
+                "GET", "/health/ready", "Health", "Should it get requests?", self.ready, Health, problems=unready
+            ),
+            Operation("GET", "/health", "Health", "The same as /health/ready", self.ready, Health, problems=unready),
+            Operation("GET", "/metrics", "Operation", "For Prometheus", self.metrics, None, media_type=_PROMETHEUS),
+            Operation(
+                "POST",
+                "/admin/reload",
+                "Operation",
+                "Open the models' files again",
+                self.reload,
+                Reload,
+                problems=("forbidden", "reload_failed"),
+                note="Needs a server with keys. Requests go on meanwhile; a file that can't be served changes nothing.",
+            ),
+            Operation("GET", "/", "Pages", "The live page", self.page("live.html"), None, media_type=_HTML),
+            Operation("GET", "/docs", "Pages", "The routes, to read", self.page("docs.html"), None, media_type=_HTML),
+        ]
+
+    async def live(self, request: Request) -> Response:
+        """Always, while the event loop turns."""
+        return json_response(Health("live"))
+
+    async def ready(self, request: Request) -> Response:
+        """Whether all models take calls, and the server is not about to stop."""
+        if self._models.ready:
+            return json_response(Health("ready"))
+        missing = ", ".join(model.name for model in self._models if not model.ready)
+        reason = "the server is about to stop" if self._models.draining else f"not ready: {missing}"
+        raise Problem("model_unavailable", reason, retry_after_s=1.0)
+
+    async def metrics(self, request: Request) -> Response:
+        """All counters and gauges."""
+        return Response(self._metrics.render(), headers={"content-type": _PROMETHEUS})
+
+    async def reload(self, request: Request) -> Response:
+        """Open the models' files again."""
+        if not self._settings.keys:
+            raise Problem("forbidden", "reload over HTTP needs a server with keys (see --api-key-file); or send SIGHUP")
+        if not request.headers.get("authorization", "").lower().startswith("bearer "):
+            # A browser sends Basic by itself, also for a form on somebody else's page.
+            raise Problem("forbidden", "reload needs the key as a bearer token: Authorization: Bearer KEY")
+        if self._models.reloading:
+            raise Problem("reload_failed", "a reload is under way: wait for it to end")
+        await self._models.reload(self._metrics.count_reload)
+        done = [Reloaded(model.name, model.engine.engine.manifest.weights_sha256) for model in self._models]
+        return json_response(Reload(done))
+
+    @staticmethod
+    def page(name: str) -> Handler:
+        """The handler of a page, which is read from disk once."""
+        text = (_PAGES / name).read_bytes()
+
+        async def handler(request: Request) -> Response:
+            return Response(text, headers={**_PAGE_HEADERS, "content-type": _HTML})
+
+        return handler

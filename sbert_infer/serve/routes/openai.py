@@ -1,0 +1,105 @@
+"""OpenAI's routes: /v1/embeddings and /v1/models."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sbert_infer.serve.http.body import read_body
+from sbert_infer.serve.http.operation import RUNS, Operation
+from sbert_infer.serve.models.registry import Models
+from sbert_infer.serve.models.served_model import EncodeOptions, Model
+from sbert_infer.serve.routes.handle import decode_inputs, encode, truncation_headers, whole
+from sbert_infer.serve.settings import Settings
+from sbert_infer.serve.wire.responses import as_numbers, json_array, json_response
+from sbert_infer.serve.wire.schemas import (
+    Embedding,
+    EmbeddingList,
+    EmbeddingRequest,
+    ModelList,
+    OpenAIModel,
+    TokenEmbeddingRequest,
+    Usage,
+)
+
+__all__ = ["OpenAI"]
+
+Vectors = npt.NDArray[np.float32]
+
+
+class OpenAI:
+    """The handlers, and what there is to know of them."""
+
+    def __init__(self, models: Models, settings: Settings) -> None:
+        self._models, self._settings = models, settings
+
+    def operations(self) -> list[Operation]:
+        """What is served."""
+        takes = (EmbeddingRequest, TokenEmbeddingRequest) if self._settings.allow_token_ids else (EmbeddingRequest,)
+        problems = ("too_many_inputs", "context_length_exceeded", "token_ids_refused", "text_failed", "model_not_found")
+        return [
+            Operation(
+                "POST",
+                "/v1/embeddings",
+                "OpenAI",
+                "Embed texts",
+                self.embeddings,
+                EmbeddingList,
+                takes,
+                (*RUNS, *problems, "not_supported"),
+                example={"input": ["A cat sat.", "A feline was sitting."], "model": self._models.first.name},
+                note="All texts or none: an input that can't be embedded is named by its index. Vectors have length 1, "
+                "unless the model was trained for another similarity than cosine and `dimensions` is not given.",
+            ),
+            Operation("GET", "/v1/models", "OpenAI", "List the models", self.list_models, ModelList),
+            Operation(
+                "GET",
+                "/v1/models/{name:path}",
+                "OpenAI",
+                "Look up a model",
+                self.one_model,
+                OpenAIModel,
+                problems=("model_not_found",),
+            ),
+        ]
+
+    async def embeddings(self, request: Request) -> Response:
+        """Embed texts."""
+        body = await read_body(request, self._settings)
+        asked = decode_inputs(body, EmbeddingRequest, TokenEmbeddingRequest, self._settings.allow_token_ids)
+        model = self._models.get(asked.model)
+        options = EncodeOptions(
+            normalize=model.similarity == "cosine" or asked.dimensions is not None,
+            truncate=self._settings.auto_truncate,
+            dimensions=whole(asked.dimensions),
+            prompt_name=asked.prompt_name,
+        )
+        encoded = await encode(request, model, asked.input, options)
+        data = await json_array(encoded.vectors, _base64 if asked.encoding_format == "base64" else _numbers)
+        answer = EmbeddingList(data, model.name, Usage(encoded.tokens, encoded.tokens))  # type: ignore[arg-type]  # Raw
+        return json_response(answer, truncation_headers(encoded))
+
+    async def list_models(self, request: Request) -> Response:
+        """All models, by all their names."""
+        return json_response(ModelList([_entry(model, name) for model in self._models for name in model.names]))
+
+    async def one_model(self, request: Request) -> Response:
+        """A model by its name."""
+        name = request.path_params["name"]
+        return json_response(_entry(self._models.get(name), name))
+
+
+def _numbers(start: int, vectors: Vectors) -> list[object]:
+    return [Embedding(index, numbers) for index, numbers in enumerate(as_numbers(vectors), start)]
+
+
+def _base64(start: int, vectors: Vectors) -> list[object]:
+    little = np.ascontiguousarray(vectors, dtype="<f4")
+    # The encoder writes bytes as base64.
+    return [Embedding(index, row.tobytes()) for index, row in enumerate(little, start)]
+
+
+def _entry(model: Model, name: str) -> OpenAIModel:
+    return OpenAIModel(name, model.created)

@@ -1,0 +1,102 @@
+"""The description at /openapi.json, made from the very operations and types that serve."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from sbert_infer import __version__
+from sbert_infer.serve.http.auth import OPEN_PATHS
+from sbert_infer.serve.http.operation import Operation
+from sbert_infer.serve.wire.problems import KINDS, is_openai
+from sbert_infer.serve.wire.schemas import OpenAIErrorBody, TeiError
+
+__all__ = ["describe"]
+
+Values = Mapping[str, Mapping[str, Any]]
+
+_REF = "#/components/schemas/{name}"
+_RETRY = {
+    "retry-after": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}},
+    "retry-after-ms": {"description": "The same, in milliseconds.", "schema": {"type": "integer", "minimum": 1}},
+}
+
+
+def describe(operations: Sequence[Operation], values: Values, *, with_keys: bool) -> dict[str, Any]:
+    """An OpenAPI 3.1 description. `values` narrow what the fields of these names may be, by the models served."""
+    types = [kind for operation in operations for kind in (operation.answer, *operation.takes) if kind is not None]
+    schemas, components = msgspec.json.schema_components([*types, OpenAIErrorBody, TeiError], ref_template=_REF)
+    for schema in components.values():
+        for name, field in schema.get("properties", {}).items():
+            field.update(values.get(name, {}) if schema["title"].endswith(("Request", "Options")) else {})
+    by_type = dict(zip(map(repr, types), schemas, strict=False))
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        path = operation.path.replace(":path}", "}")
+        paths.setdefault(path, {})[operation.method.lower()] = _describe_one(operation, by_type, with_keys)
+    schemes = {"bearer": {"type": "http", "scheme": "bearer"}, "basic": {"type": "http", "scheme": "basic"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "sbert-serve",
+            "version": __version__,
+            "description": "Sentence embeddings, for clients of OpenAI and of text-embeddings-inference.",
+        },
+        "paths": paths,
+        "components": {"schemas": components, **({"securitySchemes": schemes} if with_keys else {})},
+    }
+
+
+def _describe_one(operation: Operation, by_type: dict[str, Any], with_keys: bool) -> dict[str, Any]:
+    is_open = operation.path in OPEN_PATHS
+    described: dict[str, Any] = {
+        "operationId": _operation_id(operation),
+        "tags": [operation.tag],
+        "summary": operation.summary,
+        "responses": _responses(operation, by_type, with_keys and not is_open),
+    }
+    if operation.note:
+        described["description"] = operation.note
+    if with_keys and not is_open:
+        described["security"] = [{"bearer": []}, {"basic": []}]
+    if "{" in operation.path:
+        name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        described["parameters"] = [name]
+    if operation.takes:
+        takes = [by_type[repr(kind)] for kind in operation.takes]
+        content: dict[str, Any] = {"schema": takes[0] if len(takes) == 1 else {"anyOf": takes}}
+        if operation.example is not None:
+            content["example"] = operation.example
+        described["requestBody"] = {"required": True, "content": {"application/json": content}}
+    return described
+
+
+def _responses(operation: Operation, by_type: dict[str, Any], with_keys: bool) -> dict[str, Any]:
+    schema = {"type": "string"} if operation.answer is None else by_type[repr(operation.answer)]
+    answers = {"200": {"description": "OK", "content": {operation.media_type.split(";")[0]: {"schema": schema}}}}
+    codes = [*operation.problems, *(["invalid_api_key"] if with_keys else []), "internal_error"]
+    for status, group in _by_status(codes, is_openai(operation.path)).items():
+        error = OpenAIErrorBody if is_openai(operation.path) else TeiError
+        reference = {"$ref": _REF.format(name=error.__name__)}
+        answers[str(status)] = {
+            "description": f"{HTTPStatus(status).phrase}: {', '.join(group)}",
+            "content": {"application/json": {"schema": reference}},
+            **({"headers": _RETRY} if status in (429, 503) else {}),
+        }
+    return answers
+
+
+def _by_status(codes: Iterable[str], openai: bool) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for code in dict.fromkeys(codes):
+        found.setdefault(KINDS[code].openai if openai else KINDS[code].tei, []).append(code)
+    return dict(sorted(found.items()))
+
+
+def _operation_id(operation: Operation) -> str:
+    words = re.findall(r"[a-z0-9]+", operation.path.lower().replace(":path", ""))
+    return "_".join([operation.method.lower(), *(words or ["root"])])

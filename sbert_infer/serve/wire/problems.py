@@ -1,0 +1,132 @@
+"""What can go wrong with a request, and how each of the two dialects says it.
+
+A problem is known by its code. OpenAI's routes (`/v1/...`) answer `{"error": {message, type, param, code}}`, all others
+as text-embeddings-inference does, `{error, error_type}`; the statuses differ, too, as clients of each expect them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+from starlette.responses import Response
+
+from sbert_infer.errors import (
+    DeadlineError,
+    OverloadedError,
+    RetryableError,
+    SbertInferError,
+    TextError,
+    TruncationError,
+)
+from sbert_infer.serve.wire.schemas import OpenAIError, OpenAIErrorBody, TeiError
+
+__all__ = ["KINDS", "Problem", "is_openai", "problem_of", "respond"]
+
+
+class Kind(NamedTuple):
+    """The status of a problem in each dialect, and TEI's name of its kind."""
+
+    openai: int
+    tei: int
+    error_type: str
+
+
+KINDS: Mapping[str, Kind] = {
+    "invalid_json": Kind(400, 400, "Validation"),
+    "invalid_request": Kind(400, 422, "Validation"),
+    "empty_input": Kind(400, 400, "Empty"),
+    "too_many_inputs": Kind(400, 413, "Validation"),
+    "context_length_exceeded": Kind(400, 413, "Validation"),
+    "token_ids_refused": Kind(400, 422, "Tokenizer"),
+    "not_supported": Kind(404, 404, "Backend"),
+    "text_failed": Kind(400, 424, "Backend"),
+    "invalid_api_key": Kind(401, 401, "Unauthorized"),
+    "forbidden": Kind(403, 403, "Forbidden"),
+    "model_not_found": Kind(404, 404, "Validation"),
+    "not_found": Kind(404, 404, "Validation"),
+    "method_not_allowed": Kind(405, 405, "Validation"),
+    "request_timeout": Kind(408, 408, "Validation"),
+    "reload_failed": Kind(409, 409, "Backend"),
+    "body_too_large": Kind(413, 413, "Validation"),
+    "unsupported_media_type": Kind(415, 415, "Validation"),
+    "overloaded": Kind(429, 429, "Overloaded"),
+    "internal_error": Kind(500, 500, "Backend"),
+    # 503 rather than 504: this is no gateway, and Retry-After has a meaning with it.
+    "timeout": Kind(503, 503, "Overloaded"),
+    "model_unavailable": Kind(503, 503, "Unhealthy"),
+}
+
+
+class Problem(Exception):  # noqa: N818  as HTTP calls it
+    """Why a request can't be served, in words for whoever sent it."""
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code, self.message, self.param = code, message, param
+        self.headers = dict(headers or {})
+        if retry_after_s is not None:
+            self.headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))
+            self.headers["retry-after-ms"] = str(max(1, math.ceil(retry_after_s * 1000)))
+
+
+def is_openai(path: str) -> bool:
+    """Whether a path belongs to OpenAI's dialect."""
+    return path.startswith("/v1/")
+
+
+def respond(problem: Problem, path: str) -> Response:
+    """The answer that tells a client of `path` of a problem."""
+    kind = KINDS[problem.code]
+    if is_openai(path):
+        error = OpenAIError(problem.message, _openai_type(kind.openai), problem.param, problem.code)
+        body, status = msgspec.json.encode(OpenAIErrorBody(error)), kind.openai
+    else:
+        body, status = msgspec.json.encode(TeiError(problem.message, kind.error_type)), kind.tei
+    return Response(body, status, problem.headers, "application/json")
+
+
+def problem_of(error: SbertInferError) -> Problem:
+    """What a client may know of an engine's error. Reasons that come from a native library stay in the log."""
+    if isinstance(error, TruncationError):
+        what = f"input {_index(error)} is longer than the model's limit: {_limit(error)}shorten it"
+        advice = "or have it cut, with \"truncate\": true on TEI's routes or the server's --auto-truncate"
+        return Problem("context_length_exceeded", f"{what}, {advice}", param="input")
+    if isinstance(error, TextError):
+        reason = "gives NaN or infinity for" if "NaN" in str(error) else "fails on"
+        return Problem("text_failed", f"the model {reason} input {_index(error)}: leave it out", param="input")
+    if isinstance(error, OverloadedError):
+        return Problem("overloaded", str(error), retry_after_s=error.retry_after_s)
+    if isinstance(error, DeadlineError):
+        message = "it was not done in time: send fewer texts at once, or try again later"
+        return Problem("timeout", message, retry_after_s=1.0)
+    retry_after_s = error.retry_after_s if isinstance(error, RetryableError) else 1.0
+    return Problem("model_unavailable", "the model can't run for now: try again later", retry_after_s=retry_after_s)
+
+
+def _openai_type(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def _index(error: SbertInferError) -> str:
+    """Which text or pair it was: the messages of such errors begin with `text 3` or `pair 3`."""
+    found = re.match(r"(?:text|pair) (\d+)", str(error))
+    return found[1] if found else "?"
+
+
+def _limit(error: SbertInferError) -> str:
+    found = re.search(r"more than (\d+) tokens", str(error))
+    return f"it has more than {found[1]} tokens; " if found else ""

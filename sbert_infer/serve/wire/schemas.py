@@ -1,0 +1,344 @@
+"""Every request and answer as it is on the wire. These types decode them, and describe them in /openapi.json."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Raw, Struct
+
+from sbert_infer.serve.settings import MAX_INPUTS
+
+__all__ = [
+    "EmbedAllRequest",
+    "EmbedRequest",
+    "EmbedSparseRequest",
+    "Embedding",
+    "EmbeddingList",
+    "EmbeddingRequest",
+    "Health",
+    "Info",
+    "ModelCard",
+    "ModelList",
+    "OpenAIError",
+    "OpenAIErrorBody",
+    "OpenAIModel",
+    "PredictRequest",
+    "Prediction",
+    "Rank",
+    "Reload",
+    "Reloaded",
+    "RerankRequest",
+    "RootRequest",
+    "SimilarityInputs",
+    "SimilarityOptions",
+    "SimilarityRequest",
+    "SparseValue",
+    "TeiError",
+    "Token",
+    "TokenEmbedRequest",
+    "TokenEmbeddingRequest",
+    "TokenizeRequest",
+    "Usage",
+]
+
+# A whole number, but JSON knows no difference between 64 and 64.0.
+Dimensions = Annotated[float, Meta(ge=1, multiple_of=1)]
+PromptName = Annotated[str, Meta(description="Which of the model's prompts to put before each text.")]
+ModelName = Annotated[str, Meta(description="One of the names that `/v1/models` lists.")]
+Direction = Literal["left", "right", "Left", "Right"]
+
+# OpenAI takes an empty text, text-embeddings-inference does not.
+Texts = Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
+Text = Annotated[str, Meta(min_length=1)]
+FilledTexts = Annotated[list[Text], Meta(min_length=1, max_length=MAX_INPUTS)]
+TokenId = Annotated[int, Meta(ge=0)]
+TokenIds = Annotated[
+    list[TokenId | Annotated[list[TokenId], Meta(min_length=1)]],
+    Meta(
+        min_length=1, max_length=MAX_INPUTS, description="Ids of the model's own tokenizer: one text's, or a list each."
+    ),
+]
+_PAIR = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
+Pairs = Annotated[
+    list[str | list[str]],
+    Meta(
+        min_length=1,
+        max_length=MAX_INPUTS // 2,  # of two texts each
+        description="Two texts, or a list of pairs of texts.",
+        extra_json_schema={"anyOf": [_PAIR, {"type": "array", "items": _PAIR}]},
+    ),
+]
+
+
+# OpenAI ---------------------------------------------------------------------------------------------------------------
+
+
+class EmbeddingRequest(Struct, forbid_unknown_fields=True):
+    """OpenAI's request for embeddings. `prompt_name` is ours."""
+
+    input: str | Texts
+    model: ModelName | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Dimensions | None = None
+    user: str | None = None
+    prompt_name: PromptName | None = None
+
+
+class TokenEmbeddingRequest(EmbeddingRequest, kw_only=True):
+    """The same, of token ids. Only with `--allow-token-ids`."""
+
+    input: TokenIds  # type: ignore[assignment]
+
+
+class Embedding(Struct):
+    """One vector: numbers, or base64 of little-endian float32."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class Usage(Struct):
+    """Tokens, special ones included."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct):
+    """OpenAI's answer, in the order of the inputs."""
+
+    data: list[Embedding]
+    model: str
+    usage: Usage
+    object: Literal["list"] = "list"
+
+
+class OpenAIModel(Struct):
+    """A model, by one of its names."""
+
+    id: str
+    created: int
+    object: Literal["model"] = "model"
+    owned_by: str = "sbert-infer"
+
+
+class ModelList(Struct):
+    """The models that are served."""
+
+    data: list[OpenAIModel]
+    object: Literal["list"] = "list"
+
+
+class OpenAIError(Struct):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIErrorBody(Struct):
+    """OpenAI's form of an error."""
+
+    error: OpenAIError
+
+
+# text-embeddings-inference --------------------------------------------------------------------------------------------
+
+
+class EmbedRequest(Struct, forbid_unknown_fields=True):
+    """A request for embeddings. `model` is ours: without it, the first."""
+
+    inputs: Text | FilledTexts
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    prompt_name: PromptName | None = None
+    normalize: bool | None = True
+    dimensions: Dimensions | None = None
+    model: ModelName | None = None
+
+
+class EmbedAllRequest(Struct, forbid_unknown_fields=True):
+    """A request for the embeddings of tokens. `model` is ours: without it, the first."""
+
+    inputs: Text | FilledTexts
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    prompt_name: PromptName | None = None
+    model: ModelName | None = None
+
+
+class EmbedSparseRequest(EmbedAllRequest):
+    """A request for sparse embeddings."""
+
+
+class TokenEmbedRequest(EmbedRequest, kw_only=True):
+    """The same, of token ids. Only with `--allow-token-ids`."""
+
+    inputs: TokenIds  # type: ignore[assignment]
+
+
+class SimilarityInputs(Struct, forbid_unknown_fields=True):
+    """What to compare with what."""
+
+    source_sentence: Text
+    sentences: Annotated[list[Text], Meta(min_length=1, max_length=MAX_INPUTS - 1)]
+
+
+class SimilarityOptions(Struct, forbid_unknown_fields=True):
+    """As in `/embed`."""
+
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    prompt_name: PromptName | None = None
+
+
+class SimilarityRequest(Struct, forbid_unknown_fields=True):
+    """A request to compare one sentence with others."""
+
+    inputs: SimilarityInputs
+    parameters: SimilarityOptions | None = None
+    model: ModelName | None = None
+
+
+class RootRequest(Struct):
+    """As much of what is sent to `POST /` as tells which request it is."""
+
+    inputs: Raw = Raw(b"null")
+    query: Raw = Raw(b"")
+
+
+class RerankRequest(Struct, forbid_unknown_fields=True):
+    """A request to sort texts. Scores are from 0 to 1, or with `raw_scores` as the model gives them."""
+
+    query: Text
+    texts: Texts
+    raw_scores: bool = False
+    return_text: bool = False
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    model: ModelName | None = None
+
+
+class Rank(Struct, omit_defaults=True):
+    """A text by its index, with its score; and the text itself, if that was asked for."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class PredictRequest(Struct, forbid_unknown_fields=True):
+    """A request to score pairs. The scores of a pair sum to 1 if there are several, unless `raw_scores`."""
+
+    inputs: Pairs
+    raw_scores: bool = False
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    model: ModelName | None = None
+
+
+class Prediction(Struct):
+    """A label and how well it fits."""
+
+    score: float
+    label: str
+
+
+class TokenizeRequest(Struct, forbid_unknown_fields=True):
+    """A request for tokens. Nothing is truncated."""
+
+    inputs: Text | FilledTexts
+    add_special_tokens: bool = True
+    prompt_name: PromptName | None = None
+    model: ModelName | None = None
+
+
+class SparseValue(Struct):
+    """A number of a sparse embedding, and its dimension."""
+
+    index: int
+    value: float
+
+
+class Token(Struct):
+    """A token and the characters it stands for, none for special ones."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class TeiError(Struct):
+    """The form of an error outside of `/v1`."""
+
+    error: str
+    error_type: str
+
+
+class ModelCard(Struct):
+    """What is served under a name."""
+
+    name: str
+    kind: str
+    names: list[str]
+    file: str
+    ready: bool
+    precision: str
+    backend: str
+    device: str
+    architecture: str
+    pooling: list[str]
+    dim: int
+    max_length: int
+    normalized: bool
+    similarity: str
+    prompts: list[str]
+    default_prompt_name: str | None
+    max_batch_tokens: int
+    workers: int
+    weights_sha256: str
+    parity: dict[str, Any]
+    versions: dict[str, str]
+
+
+class Info(Struct):
+    """What is served, under the names of text-embeddings-inference for the first model; `models` has all of them."""
+
+    model_id: str
+    model_sha: str
+    model_dtype: str
+    model_type: dict[str, dict[str, Any]]
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_client_batch_size: int
+    auto_truncate: bool
+    version: str
+    models: list[ModelCard]
+
+
+# Ours -----------------------------------------------------------------------------------------------------------------
+
+
+class Health(Struct):
+    """The state of the server."""
+
+    status: Literal["live", "ready"]
+
+
+class Reloaded(Struct):
+    """A model that was opened again."""
+
+    name: str
+    weights_sha256: str
+
+
+class Reload(Struct):
+    """The models that now serve the files as they are."""
+
+    models: list[Reloaded]

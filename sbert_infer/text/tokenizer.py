@@ -1,0 +1,169 @@
+"""Texts to token ids, with the limits the model was trained with and nothing that `tokenizer.json` bakes in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+
+from sbert_infer.text.inputs import Text
+
+__all__ = ["TokenizedTexts", "Tokenizer"]
+
+Ids = npt.NDArray[np.int64]
+
+# Characters per allowed token: a text with more than LONG is cut to a prefix of PREFIX before it is tokenized, which
+# is still several times what a token of ordinary text takes.
+LONG, _PREFIX = 16, 8
+_MARGIN = 256  # characters
+# The tokenizer holds the GIL while it encodes one text, but not a batch: a long text would hold up all other threads.
+_SHORT = 1000  # characters
+_ZERO = np.zeros(1, np.int64)
+
+
+@dataclass(frozen=True)
+class TokenizedTexts:
+    """The ids of many texts, end to end: text `i` is `ids[starts[i] : starts[i] + lengths[i]]`."""
+
+    ids: Ids
+    starts: Ids
+    lengths: Ids
+    truncated: npt.NDArray[np.bool_]
+    types: Ids | None = None  # beside `ids`: 1 for tokens of the second text of a pair, where the model wants to know
+
+    def tokens(self, rows: Ids | None = None) -> int:
+        """How many all texts have, or some of them."""
+        return len(self.ids) if rows is None else int(self.lengths[rows].sum())
+
+    def cut(self, rows: Ids | None = None) -> int:
+        """How many texts were truncated, of all or of some."""
+        return int(np.count_nonzero(self.truncated if rows is None else self.truncated[rows]))
+
+    def padded(self, rows: Ids, length: int, pad_id: int, padding_side: str) -> tuple[Ids, Ids]:
+        """`input_ids` and `attention_mask` of some texts, both [len(rows), length].
+
+        With token types, the mask is 2 for the second text of a pair.
+        """
+        position = np.arange(length)[None, :]
+        lengths = self.lengths[rows, None]  # [rows, 1]
+        if padding_side == "left":
+            position = position - (length - lengths)
+        mask = (position >= 0) & (position < lengths)  # [rows, length]
+        where = np.where(mask, self.starts[rows, None] + position, 0)
+        ids = self.ids if len(self.ids) else np.zeros(1, np.int64)  # no token at all: every text is empty
+        segment = mask.astype(np.int64) if self.types is None else np.where(mask, 1 + self.types[where], 0)
+        return np.where(mask, ids[where], pad_id), segment
+
+    @classmethod
+    def joined(cls, parts: Iterable[tuple[TokenizedTexts, Ids]]) -> TokenizedTexts:
+        """Some rows of each of several."""
+        ids: list[Ids] = []
+        types: list[Ids] = []
+        lengths: list[Ids] = []
+        truncated: list[npt.NDArray[np.bool_]] = []
+        for texts, rows in parts:
+            lengths.append(texts.lengths[rows])
+            truncated.append(texts.truncated[rows])
+            starts = texts.starts[rows]
+            ends = starts + lengths[-1]
+            spans = list(zip(starts.tolist(), ends.tolist(), strict=True))
+            ids += [texts.ids[start:end] for start, end in spans]
+            if texts.types is not None:
+                types += [texts.types[start:end] for start, end in spans]
+        each = np.concatenate(lengths)
+        both = np.concatenate(types) if types else None
+        return cls(np.concatenate(ids), np.cumsum(each) - each, each, np.concatenate(truncated), both)
+
+
+class Tokenizer:
+    """A fast tokenizer that truncates to `max_length` tokens, special ones included, and never pads."""
+
+    def __init__(self, tokenizer_json: str, max_length: int, truncation_side: str = "right") -> None:
+        self.backend = tokenizers.Tokenizer.from_str(tokenizer_json)
+        self.backend.no_padding()
+        self.backend.enable_truncation(max_length, direction=truncation_side)
+        self.max_length = max_length
+        self._can_cut = truncation_side == "right"
+        self._special_ids = {id for id, token in self.backend.get_added_tokens_decoder().items() if token.special}
+
+    def __call__(self, texts: Sequence[Text]) -> TokenizedTexts:
+        """Tokenize `texts`; longer ones are cut and marked. Pairs are for a `PairTokenizer`."""
+        whole = cast("Sequence[str]", texts)
+        if max(map(len, whole), default=0) > LONG * self.max_length:
+            whole = [self._prefix(text) for text in whole]
+        if len(whole) == 1 and len(whole[0]) <= _SHORT:
+            return self._one(whole[0])
+        encodings = self._encodings(whole)
+        count = len(encodings)
+        lengths = np.fromiter(map(len, encodings), np.int64, count)
+        ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), np.int64, int(lengths.sum()))
+        truncated = np.fromiter((bool(e.overflowing) for e in encodings), np.bool_, count)
+        return TokenizedTexts(ids, np.cumsum(lengths) - lengths, lengths, truncated)
+
+    def _encodings(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[tokenizers.Encoding]:
+        """In the tokenizer's threads, except for little: it would have to wait there for whatever is before it."""
+        if sum(map(len, texts)) <= _SHORT:
+            return [self.backend.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        return self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+
+    def _one(self, text: str) -> TokenizedTexts:
+        """A short text by itself: not worth waking the tokenizer's threads for, nor what many texts take in numpy."""
+        encoding = self.backend.encode(text)
+        ids = np.array(encoding.ids, np.int64)
+        return TokenizedTexts(ids, _ZERO, np.array([len(ids)]), np.array([bool(encoding.overflowing)]))
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """The ids end before this. Not at the start: it takes a copy of the vocabulary, and few send ids."""
+        return 1 + max(self.backend.get_vocab().values(), default=-1)
+
+    def tokenized(self, token_ids: Sequence[Sequence[int]]) -> TokenizedTexts:
+        """Texts that were tokenized elsewhere, each as it is; longer ones are cut and marked."""
+        for index, ids in enumerate(token_ids):
+            if not len(ids):
+                raise ValueError(f"text {index} has no token ids")
+            for kind in set(map(type, ids)):  # C speed: a request may have millions
+                if kind is bool or not issubclass(kind, (int, np.integer)):
+                    wrong = next(id for id in ids if type(id) is kind)
+                    raise TypeError(f"text {index}: a token id must be an int, got {wrong!r:.60}")
+            for id in (min(ids), max(ids)):
+                if not 0 <= id < self.vocabulary:
+                    raise ValueError(f"text {index}: the model has no token {id}, its ids end at {self.vocabulary - 1}")
+        lengths = np.fromiter(map(len, token_ids), np.int64, len(token_ids))
+        kept = np.minimum(lengths, self.max_length)
+        cut = slice(self.max_length) if self._can_cut else slice(-self.max_length, None)
+        flat = np.fromiter(chain.from_iterable(each[cut] for each in token_ids), np.int64, int(kept.sum()))
+        return TokenizedTexts(flat, np.cumsum(kept) - kept, kept, lengths > kept)
+
+    def prompt_length(self, prompt: str) -> int:
+        """How many leading tokens a prompt takes: all of its own, less a special one at its end."""
+        ids = self.backend.encode(prompt).ids if prompt else []
+        return len(ids) - 1 if ids and ids[-1] in self._special_ids else len(ids)
+
+    def _prefix(self, text: str) -> str:
+        """A long text's beginning that gives the same tokens up to the limit."""
+        size = _PREFIX * self.max_length
+        while self._can_cut and size < len(text) // 2:
+            if _is_settled(self.backend.encode_batch([text[:size]])[0], size):
+                return text[:size]
+            size *= 4
+        return text
+
+
+def _is_settled(prefix: tokenizers.Encoding, size: int) -> bool:
+    """Whether the tokens kept of a prefix of `size` characters would be the same if the text went on.
+
+    A cut changes the word (or run of spaces) it falls into, and what is found across words close to it, such as a
+    special token or a character with its accents: the tokens must end before that word and well before the cut.
+    """
+    if not prefix.overflowing:
+        return False
+    words = [word for word in prefix.overflowing[-1].word_ids if word is not None]
+    kept_end = max((end for _, end in prefix.offsets), default=size)
+    return bool(words) and words[-1] not in prefix.word_ids and kept_end <= size - _MARGIN

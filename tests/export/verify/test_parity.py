@@ -1,0 +1,143 @@
+"""The parity certificate: good artifacts get one, bad ones are refused with nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from sbert_infer import Engine
+from sbert_infer.artifact.onnx_file import open_artifact
+from sbert_infer.errors import ParityError
+from sbert_infer.export import exporter
+from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.exporter import ExportOptions, export
+from sbert_infer.export.reference.encoder import Reference, load_reference
+from sbert_infer.export.verify.parity import MIN_COSINE, _overlap, certify, cosine, mixed_batches
+from tests.models.checkpoints import ODD_TEXTS, TEXTS
+
+MakeCheckpoint = Callable[..., Path]
+
+ALL_TEXTS = [*TEXTS, *ODD_TEXTS]
+SHORT = ExportOptions(max_length=8)  # few texts to compare
+
+
+@pytest.fixture
+def reference(make_checkpoint: MakeCheckpoint) -> Reference:
+    return load_reference(read_checkpoint(make_checkpoint()))
+
+
+def perturbed(model: ir.Model, change: Callable[[Any], Any]) -> ir.Model:
+    """The model with one large weight changed."""
+    value = max(model.graph.initializers.values(), key=lambda v: v.const_value.nbytes if v.const_value else 0)
+    assert value.const_value is not None
+    value.const_value = ir.tensor(change(value.const_value.numpy().copy()), name=value.name)
+    return model
+
+
+def test_good_artifact(reference: Reference, export_checkpoint: MakeCheckpoint) -> None:
+    done: list[int] = []
+    certificate = certify(export_checkpoint(), reference, ALL_TEXTS, MIN_COSINE["fp32"], done.append)
+    assert certificate.texts == len(ALL_TEXTS)
+    assert certificate.threshold == 0.9999
+    assert 0.99999 < certificate.min_cosine <= certificate.mean_cosine <= 1 + 1e-9
+    assert 0 < certificate.max_abs < 1e-5
+    assert certificate.batch_max_abs < 1e-5
+    assert certificate.top10_overlap == 1
+    assert sum(done) >= 2 * len(ALL_TEXTS)
+
+
+def test_certificate_is_what_was_measured(reference: Reference, export_checkpoint: MakeCheckpoint) -> None:
+    path = export_checkpoint(int8=True)
+    certificate = certify(path, reference, ALL_TEXTS, 0.5)
+    expected = reference.encode(ALL_TEXTS)
+    with Engine(path, on_truncate="ignore") as engine:
+        vectors = engine.encode(ALL_TEXTS)
+    assert certificate.max_abs == pytest.approx(np.abs(vectors - expected).max(), abs=1e-6)
+    assert certificate.min_cosine == pytest.approx((vectors * expected).sum(1).min(), abs=1e-6)
+    assert certificate.mean_cosine == pytest.approx((vectors * expected).sum(1).mean(), abs=1e-6)
+
+
+def test_bad_artifact(
+    reference: Reference, traced: Callable[[], ir.Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "model.onnx"
+    export(reference.checkpoint.source, target, SHORT)
+    before = target.read_bytes()
+    noise = np.random.default_rng(0)
+    monkeypatch.setattr(
+        exporter, "convert", lambda *_, **__: perturbed(traced(), lambda w: w + noise.random(w.shape, np.float32))
+    )
+    with pytest.raises(ParityError) as caught:
+        export(reference.checkpoint.source, target, ExportOptions(max_length=8, force=True))
+    lines = str(caught.value).splitlines()
+    assert "at least 0.9999 is needed" in lines[0]
+    assert "nothing was written" in lines[0]
+    worst = [float(line.split()[0]) for line in lines[1:]]
+    assert len(worst) == 3
+    assert worst == sorted(worst)
+    assert f"is {worst[0]:.6f}" in lines[0]
+    assert target.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_nan_in_the_graph(
+    reference: Reference, traced: Callable[[], ir.Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter, "convert", lambda *_, **__: perturbed(traced(), lambda w: w * np.float32(np.nan)))
+    with pytest.raises(ParityError, match="gives NaN or infinity") as caught:
+        export(reference.checkpoint.source, tmp_path / "model.onnx", SHORT)
+    assert "nothing was written" in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nan_in_the_checkpoint(reference: Reference, export_checkpoint: MakeCheckpoint) -> None:
+    with torch.no_grad():
+        next(reference.encoder.parameters())[5:] = torch.nan
+    with pytest.raises(ParityError, match=r"the checkpoint itself, in PyTorch, .* of \d+ texts"):
+        certify(export_checkpoint(), reference, ALL_TEXTS, 0.99)
+
+
+def test_prompts_are_compared(make_checkpoint: MakeCheckpoint, export_checkpoint: MakeCheckpoint) -> None:
+    path = export_checkpoint()
+    checkpoint = replace(read_checkpoint(make_checkpoint()), prompts={"query": "Find this: "})
+    assert certify(path, load_reference(checkpoint), TEXTS, 0.9999).min_cosine > 0.9999
+    modules = (replace(checkpoint.pooling, include_prompt=False), *checkpoint.modules[1:])
+    other = load_reference(replace(checkpoint, modules=modules))  # differs only where there is a prompt
+    with pytest.raises(ParityError, match="the lowest cosine"):
+        certify(path, other, TEXTS, 0.9999)
+
+
+def test_the_certificate_is_in_the_file(export_checkpoint: MakeCheckpoint) -> None:
+    parity = open_artifact(export_checkpoint()).manifest.parity
+    assert set(parity) == {
+        *("texts", "max_length", "min_cosine", "mean_cosine", "max_abs", "batch_max_abs", "top10_overlap", "threshold")
+    }
+
+
+def test_mixed_batches_hold_every_text_and_mix_lengths() -> None:
+    texts = ["x" * n for n in range(300)]
+    batches = mixed_batches(texts)
+    assert {row for batch in batches for row in batch} == set(range(300))
+    assert all(max(batch) - min(batch) > 8 for batch in batches if len(batch) == 8)
+    assert [0, 1, 2, 3, 296, 297, 298, 299] in batches
+    assert {row for batch in mixed_batches(["a"]) for row in batch} == {0}
+
+
+def test_zero_vectors_agree_only_with_each_other() -> None:
+    zero, one = np.zeros((1, 3), np.float32), np.ones((1, 3), np.float32)
+    assert cosine(zero, zero) == 1
+    assert cosine(zero, one) == 0
+    assert cosine(one, 2 * one) == pytest.approx(1)
+
+
+def test_overlap_counts_common_neighbours() -> None:
+    vectors = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
+    assert _overlap(vectors, vectors * 3) == 1
+    assert _overlap(vectors, vectors[::-1].copy()) < 0.6

@@ -1,0 +1,107 @@
+"""onnxruntime behind the backend protocol: vectors, or an `EngineError` that says what it was given."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from sbert_infer import EngineError
+from sbert_infer.artifact.plan_file import MODEL, open_plan
+from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
+from sbert_infer.backends.onnxruntime_cuda import OnnxCudaBackend
+from sbert_infer.backends.onnxruntime_session import FileModel, OnnxModel, PlanModel, open_session
+from tests.models.graphs import cosine
+
+
+def test_a_batch_that_can_not_run(small_onnx: Path) -> None:
+    backend = OnnxBackend(FileModel(small_onnx))
+    mask = np.ones((2, 3), np.int64)
+    with pytest.raises(EngineError, match=r"batch of \(2, 3\) tokens"):
+        backend.run(np.full((2, 3), 10**6), mask)  # no such token
+    assert np.isfinite(backend.run(mask, mask)).all()
+    backend.close()
+    backend.close()
+    with pytest.raises(EngineError, match="closed"):
+        backend.run(mask, mask)
+
+
+def test_all_cores_are_for_runs_that_come_one_by_one(small_onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = OnnxBackend(FileModel(small_onnx))
+    backend._share_cores = True  # also where there is only one core
+    threads: list[int] = []  # of the sessions that were used
+
+    class Noting:
+        def __init__(self, threads: int) -> None:
+            self.threads = threads
+
+        def run(self, *_: object) -> list[Any]:
+            threads.append(self.threads)
+            return [np.zeros((1, 4), np.float32)]
+
+    backend._session, backend._lone_session = Noting(1), Noting(2)
+    ids, now = np.ones((1, 3), np.int64), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    backend.run(ids, ids, alone=True)
+    backend._begin(alone=True)  # begins, and goes on
+    backend.run(ids, ids, alone=True)
+    backend._running -= 1
+    for now[0] in (100.1, 100.4, 100.6):
+        backend.run(ids, ids, alone=True)
+    assert threads == [2, 1, 1, 1, 2]
+
+
+def test_a_file_that_onnxruntime_can_not_load(tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    with pytest.raises(EngineError, match=r"bad\.onnx: onnxruntime [\d.]+ can't load it"):
+        OnnxBackend(FileModel(tmp_path / "bad.onnx"))
+
+
+def test_prompt_tokens_are_left_out_of_pooling_only(small_onnx: Path) -> None:
+    backend = OnnxBackend(FileModel(small_onnx))
+    ids, mask = np.array([[2, 9, 10, 11, 3]]), np.ones((1, 5), np.int64)
+    vectors = [backend.run(ids, mask, prompt_length=count) for count in range(4)]
+    for index, vector in enumerate(vectors):
+        assert np.isfinite(vector).all()
+        for other in vectors[:index]:
+            assert np.abs(vector - other).max() > 1e-3
+    np.testing.assert_array_equal(vectors[0], backend.run(ids, mask))
+
+
+def test_a_gpu_needs_the_other_onnxruntime(small_onnx: Path) -> None:
+    with pytest.raises(
+        EngineError, match=r"no CUDA provider: pip uninstall -y onnxruntime && pip install 'sbert-infer"
+    ):
+        OnnxCudaBackend(FileModel(small_onnx), [0])
+
+
+def test_a_silent_fall_back_to_the_cpu_is_refused(small_onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What onnxruntime-gpu does without a driver: it offers the provider, and gives a session on the CPU."""
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    with pytest.warns(UserWarning, match="CUDAExecutionProvider"), pytest.raises(EngineError, match="can't use cuda:1"):
+        OnnxCudaBackend(FileModel(small_onnx), [1])
+
+
+def test_bound_inputs_and_outputs(small_onnx: Path, small_plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the GPU's backend but the GPU: the same calls, on the CPU's memory."""
+    monkeypatch.setattr("sbert_infer.backends.onnxruntime_cuda._MEMORY", "cpu")
+    monkeypatch.setattr("sbert_infer.backends.onnxruntime_cuda._open", lambda model, gpu: open_session(model, 1))
+    ids, mask = np.array([[2, 9, 10, 11, 3], [2, 9, 3, 0, 0]]), np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    models: list[OnnxModel] = [FileModel(small_onnx), PlanModel(open_plan(small_plan), MODEL)]
+    for model in models:
+        backend, plain = OnnxCudaBackend(model, [0, 0]), OnnxBackend(FileModel(small_onnx))
+        assert (backend.workers, backend.device) == (4, "cuda:0,cuda:0")
+        for prompt_length in (0, 2):
+            with ThreadPoolExecutor(4) as pool:
+                found = list(pool.map(backend.run, *zip(*[(ids, mask, prompt_length)] * 12, strict=True)))
+            for vectors in found:
+                assert cosine(vectors, plain.run(ids, mask, prompt_length)).min() > 0.9999
+        backend.close()
+        backend.close()
+        with pytest.raises(EngineError, match="closed"):
+            backend.run(ids, mask)

@@ -1,0 +1,281 @@
+"""Requests that are refused before anything is made of them: still HTTP, counted, and only for those with a key."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.sbert_infer.serve.conftest import Running
+from tests.sbert_infer.serve.http.test_limits import BODY, connect, read_all, send_head
+
+
+@contextlib.contextmanager
+def crowded(server: Running) -> Iterator[None]:
+    """As if texts that fill the queue were being tokenized."""
+    scheduler = server.server.models.first.engine._queue.scheduler
+    most = scheduler.limits.max_queue_tokens
+    scheduler.reserved_tokens += most
+    time.sleep(0.02)  # what the gate last heard is too old by now
+    try:
+        yield
+    finally:
+        scheduler.reserved_tokens -= most
+        time.sleep(0.02)
+
+
+def read_answers(connection: socket.socket, number: int) -> list[tuple[bytes, bytes]]:
+    """So many answers: their heads and bodies."""
+    data = b""
+    answers: list[tuple[bytes, bytes]] = []
+    while len(answers) < number:
+        head, end, rest = data.partition(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+        if end and len(rest) >= length:
+            answers.append((head, rest[:length]))
+            data = rest[length:]
+        else:
+            chunk = connection.recv(2**16)
+            assert chunk, f"closed after {data!r}"
+            data += chunk
+    assert data == b""
+    return answers
+
+
+def test_both_dialects_and_the_way_back(server: Running) -> None:
+    with crowded(server):
+        openai = server.post("/v1/embeddings", {"input": "a cat"}, headers={"x-request-id": "mine-1"})
+        tei = server.post("/embed", {"inputs": "a cat"})
+    assert openai.status_code == tei.status_code == 429
+    assert openai.json()["error"]["type"] == "rate_limit_error"
+    assert "the queue is full" in openai.json()["error"]["message"]
+    assert tei.json()["error_type"] == "Overloaded"
+    assert openai.headers["x-request-id"] == "mine-1"
+    assert tei.headers["x-request-id"]
+    for answer in (openai, tei):
+        assert answer.headers["content-type"] == "application/json"
+        assert "date" in answer.headers
+        assert int(answer.headers["retry-after"]) >= 1
+        assert int(answer.headers["retry-after-ms"]) >= 1
+    assert server.post("/embed", {"inputs": "a cat"}).status_code == 200  # on the same connection
+
+
+def test_refusals_are_counted(server: Running) -> None:
+    def counted() -> list[float]:
+        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+        names = ('sbert_http_requests_total{route="/embed",status="429"}', 'sbert_errors_total{kind="overloaded"')
+        return [sum(float(line.split()[-1]) for line in lines if line.startswith(name)) for name in names]
+
+    before = counted()
+    with crowded(server):
+        for _ in range(3):
+            assert server.post("/embed", {"inputs": "a cat"}).status_code == 429
+    assert counted() == [count + 3 for count in before]
+
+
+def test_only_those_with_a_key_hear_of_the_queue(start_server: Callable[..., Running]) -> None:
+    server = start_server(keys=("secret",))
+    with crowded(server):
+        stranger = httpx.post(f"{server.url}/embed", json={"inputs": "a cat"})
+        wrong = httpx.post(f"{server.url}/embed", json={"inputs": "a"}, headers={"authorization": "Bearer secret2"})
+        assert [stranger.status_code, wrong.status_code] == [401, 401]
+        assert server.post("/embed", {"inputs": "a cat"}).status_code == 429
+
+
+def test_a_page_of_another_origin_can_read_its_refusal(start_server: Callable[..., Running]) -> None:
+    server = start_server(cors_origins=("https://page.example",))
+    with crowded(server):
+        answer = server.post("/embed", {"inputs": "a cat"}, headers={"origin": "https://page.example"})
+    assert answer.status_code == 429
+    assert answer.headers["access-control-allow-origin"] == "https://page.example"
+
+
+def test_requests_in_a_row_get_their_answers_in_order(server: Running) -> None:
+    names = ("first", "second", "third")
+    with crowded(server), connect(server) as connection:
+        for name in names:
+            send_head(connection, len(BODY), extra=f"x-request-id: {name}\r\n")
+            connection.sendall(BODY)
+        answers = read_answers(connection, 3)
+    for name, (head, body) in zip(names, answers, strict=True):
+        assert head.startswith(b"HTTP/1.1 429 Too Many Requests\r\n")
+        assert f"x-request-id: {name}".encode() in head
+        assert json.loads(body)["error_type"] == "Overloaded"
+
+
+def ask(text: str, key: str = "secret") -> bytes:
+    body = json.dumps({"inputs": text}).encode()
+    head = f"POST /embed HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def test_one_who_asks_again_and_again(start_server: Callable[..., Running]) -> None:
+    """What differs in nothing but its body is refused without a look at it, and served as soon as that is possible."""
+    server = start_server(keys=("secret",))
+    texts = ("a", "a cat", "a cat sat on a mat " * 5, "")
+    with connect(server) as connection:
+        with crowded(server):
+            heads = []
+            for text in texts:
+                connection.sendall(ask(text))
+                ((head, body),) = read_answers(connection, 1)
+                assert head.startswith(b"HTTP/1.1 429 Too Many Requests\r\n")
+                assert json.loads(body)["error_type"] == "Overloaded"
+                heads.append(head)
+            assert len({head.partition(b"x-request-id: ")[2] for head in heads}) == len(texts)
+            connection.sendall(ask("a cat") + ask("two at once"))
+            assert [head[9:12] for head, _ in read_answers(connection, 2)] == [b"429", b"429"]
+            whole = ask("a cat in pieces")
+            connection.sendall(whole[:-5])
+            time.sleep(0.05)
+            connection.sendall(whole[-5:])
+            assert [head[9:12] for head, _ in read_answers(connection, 1)] == [b"429"]
+            connection.sendall(ask("a cat", key="wrong"))
+            assert [head[9:12] for head, _ in read_answers(connection, 1)] == [b"401"]
+            connection.sendall(ask("a cat"))
+            assert [head[9:12] for head, _ in read_answers(connection, 1)] == [b"429"]
+        connection.sendall(ask("a cat"))
+        ((head, body),) = read_answers(connection, 1)
+    assert head.startswith(b"HTTP/1.1 200")
+    assert json.loads(body) == server.post("/embed", {"inputs": "a cat"}).json()
+    metrics = httpx.get(f"{server.url}/metrics", headers={"authorization": "Bearer secret"}).text
+    assert 'sbert_http_requests_total{route="/embed",status="429"} 8.0' in metrics
+
+
+def test_a_body_that_looks_like_a_request_is_none(start_server: Callable[..., Running]) -> None:
+    server = start_server(keys=("secret",))
+    with crowded(server), connect(server) as connection:
+        connection.sendall(ask("a cat"))
+        read_answers(connection, 1)
+        body = ask("a cat")
+        connection.sendall(ask("").partition(b"content-length")[0] + b"content-length: %d\r\n\r\n" % len(body))
+        time.sleep(0.05)
+        connection.sendall(body)
+        read_answers(connection, 1)
+        connection.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)  # no second answer
+        connection.settimeout(20)
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert read_answers(connection, 1)[0][0].startswith(b"HTTP/1.1 200")
+
+
+def test_one_who_sends_an_empty_line_in_between(start_server: Callable[..., Running]) -> None:
+    server = start_server(read_timeout_s=0.5)
+    with crowded(server), connect(server) as connection:
+        connection.sendall(ask("a cat"))
+        read_answers(connection, 1)
+        connection.sendall(b"\r\n")
+        for _ in range(10):  # for longer than headers may take
+            time.sleep(0.1)
+            connection.sendall(ask("a cat"))
+            assert read_answers(connection, 1)[0][0].startswith(b"HTTP/1.1 429")
+
+
+def test_one_who_is_refused_again_and_again_is_not_idle(
+    start_server: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server()
+    http = server.server._uvicorn
+    assert http is not None
+    monkeypatch.setattr(http.config, "timeout_keep_alive", 1)
+    with crowded(server), connect(server) as connection:
+        for number in range(12):  # for longer than a connection may idle
+            connection.sendall(ask(f"text {number}"))
+            assert read_answers(connection, 1)[0][0].startswith(b"HTTP/1.1 429")
+            time.sleep(0.15)
+        assert read_all(connection) == b""  # but now it is
+
+
+def test_a_body_that_comes_late_or_never(start_server: Callable[..., Running]) -> None:
+    server = start_server(read_timeout_s=0.5)
+    with crowded(server), connect(server) as late, connect(server) as never:
+        send_head(late, len(BODY))
+        send_head(never, len(BODY))
+        time.sleep(0.1)
+        late.sendall(BODY)
+        assert read_answers(late, 1)[0][0].startswith(b"HTTP/1.1 429")
+        answer = read_all(never)
+        assert answer.startswith(b"HTTP/1.1 429")
+        assert b"connection: close" in answer
+        time.sleep(0.6)  # an idle connection may stay
+        send_head(late, len(BODY))
+        late.sendall(BODY)
+        assert read_answers(late, 1)[0][0].startswith(b"HTTP/1.1 429")
+
+
+def test_those_who_leave_are_counted_as_such(start_server: Callable[..., Running]) -> None:
+    server = start_server()
+    with crowded(server):
+        with connect(server) as connection:
+            send_head(connection, len(BODY))
+            time.sleep(0.1)
+        end = time.monotonic() + 20
+        while 'status="499"' not in httpx.get(f"{server.url}/metrics").text:
+            assert time.monotonic() < end, "nobody noticed"
+            time.sleep(0.01)
+    assert 'status="429"' not in httpx.get(f"{server.url}/metrics").text
+
+
+def test_an_answer_at_the_end(start_server: Callable[..., Running]) -> None:
+    server = start_server()
+    with crowded(server), connect(server) as connection:
+        send_head(connection, len(BODY))
+        time.sleep(0.1)
+        server.server.stop_soon()
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 429")
+    assert b"connection: close" in answer
+
+
+@pytest.mark.parametrize(
+    ("content", "headers"),
+    [(b" " * 200_000, {}), (b"no gzip", {"content-encoding": "gzip"}), (iter([b"no ", b"JSON"]), {})],
+    ids=["large", "compressed", "chunked"],
+)
+def test_what_is_not_ordinary_is_not_read_either(server: Running, content: bytes, headers: dict[str, str]) -> None:
+    with crowded(server):
+        answer = server.client.post("/embed", content=content, headers={"content-type": "application/json", **headers})
+    assert answer.status_code == 429
+    assert "the queue is full" in answer.json()["error"]
+
+
+def test_a_refusal_does_not_end_what_comes_behind_it(
+    start_server: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one piece: one that is refused, one that is passed on. The second takes longer than a connection may idle."""
+    server = start_server(keys=("secret",))
+    http = server.server._uvicorn
+    assert http is not None
+    monkeypatch.setattr(http.config, "timeout_keep_alive", 1)
+
+    async def slow(*_: object) -> None:
+        await asyncio.sleep(2)
+
+    monkeypatch.setattr(server.server.models, "reload", slow)
+    head = "HTTP/1.1\r\nhost: x\r\nauthorization: Bearer secret\r\ncontent-length:"
+    first = f"POST /embed {head} {len(BODY)}\r\n\r\n{BODY.decode()}"
+    second = f"POST /admin/reload {head} 0\r\n\r\n"
+    with crowded(server), connect(server) as connection:
+        connection.sendall((first + second).encode())
+        answers = read_answers(connection, 2)
+    assert answers[0][0].startswith(b"HTTP/1.1 429")
+    assert answers[1][0].startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "extra", ["connection: close\r\n", "expect: 100-continue\r\nconnection: close\r\n"], ids=["close", "expect"]
+)
+def test_other_ways_to_ask(server: Running, extra: str) -> None:
+    with crowded(server), connect(server) as connection:
+        send_head(connection, len(BODY), extra=extra)
+        connection.sendall(BODY)
+        answer = read_all(connection)
+    assert b"HTTP/1.1 429" in answer  # one may be told to go on, before
+    assert b"connection: close" in answer

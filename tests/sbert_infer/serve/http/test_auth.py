@@ -1,0 +1,138 @@
+"""Who gets in: keys on every route but the probes."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbert_infer.serve.http.auth import OPEN_PATHS, Keys, read_keys
+from tests.sbert_infer.serve.conftest import Running
+
+KEYS = ("first-key", "zweiter Schlüssel")
+
+
+def basic(password: str) -> str:
+    return "Basic " + base64.b64encode(f"anyone:{password}".encode()).decode()
+
+
+def test_every_route_but_the_probes_needs_a_key(start_server: Callable[..., Running]) -> None:
+    server = start_server(keys=KEYS)
+    paths = server.client.get("/openapi.json").json()["paths"]
+    assert {"/", "/docs", "/metrics", "/openapi.json", "/v1/embeddings", "/embed", "/admin/reload"} <= set(paths)
+    with httpx.Client(base_url=server.url) as stranger:
+        for path, methods in {**paths, "/nowhere": {"get": {}, "post": {}, "put": {}}}.items():
+            for method in methods:
+                response = stranger.request(method, path.replace("{name}", "small"), content=b"{}")
+                assert response.status_code == (200 if path in OPEN_PATHS else 401), f"{method} {path}"
+                if path not in OPEN_PATHS:
+                    challenge = response.headers["www-authenticate"]
+                    assert "Bearer" in challenge
+                    assert "Basic" in challenge
+                    assert "small" not in response.text
+    assert set(paths) >= OPEN_PATHS
+
+
+@pytest.mark.parametrize(
+    ("authorization", "status"),
+    [
+        ("Bearer first-key", 200),
+        ("bearer first-key", 200),
+        (basic("first-key"), 200),
+        (basic("zweiter Schlüssel"), 200),
+        ("Bearer first-ke", 401),
+        ("Bearer first-key2", 401),
+        ("Bearer", 401),
+        ("first-key", 401),
+        (basic(""), 401),
+        ("Basic !!!", 401),
+        ("Basic /w==", 401),
+    ],
+)
+def test_what_opens(server_with_keys: Running, authorization: str, status: int) -> None:
+    with httpx.Client(base_url=server_with_keys.url) as client:
+        assert client.get("/v1/models", headers={"authorization": authorization}).status_code == status
+
+
+@pytest.fixture(scope="module")
+def server_with_keys(served_onnx: Path) -> object:
+    from sbert_infer.serve.settings import ModelFile, Settings
+    from tests.sbert_infer.serve.conftest import start
+
+    running = start(Settings((ModelFile(served_onnx, "small"),), port=0, keys=KEYS))
+    yield running
+    running.stop()
+
+
+def test_an_error_of_openai_is_in_its_own_form(server_with_keys: Running) -> None:
+    response = httpx.post(f"{server_with_keys.url}/v1/embeddings", json={"input": "a"})
+    assert response.status_code == 401
+    assert response.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_a_refused_upload_still_gets_its_answer(server_with_keys: Running) -> None:
+    response = httpx.post(f"{server_with_keys.url}/embed", content=b" " * 8_000_000)
+    assert response.status_code == 401
+
+
+@given(st.text(), st.lists(st.text(min_size=1), min_size=1))
+def test_only_equal_keys_open(given_key: str, keys: list[str]) -> None:
+    key = given_key.encode().strip()
+    spelled = {own.encode() for own in keys} | {own.encode("latin-1", "ignore") for own in keys if own.isprintable()}
+    assert Keys(keys).admit("/embed", b"Bearer " + given_key.encode()) == (key in spelled)
+
+
+@pytest.mark.parametrize("code", ["utf-8", "latin-1"])
+def test_a_key_may_have_any_letters(code: str) -> None:
+    guard = Keys(["schl\u00fcssel"])
+    password = base64.b64encode("user:schl\u00fcssel".encode(code))
+    assert guard.admit("/embed", "Bearer schl\u00fcssel".encode(code))
+    assert guard.admit("/embed", b"Basic " + password)
+    assert not guard.admit("/embed", b"Bearer schlussel")
+
+
+def test_what_is_no_base64_is_no_key(server_with_keys: Running) -> None:
+    response = httpx.get(f"{server_with_keys.url}/info", headers=[(b"authorization", b"Basic \xc3\xa9")])
+    assert response.status_code == 401
+
+
+def test_a_browsers_preflight_needs_no_key(start_server: Callable[..., Running]) -> None:
+    server = start_server(keys=KEYS, cors_origins=("https://page.example",))
+    asked = {
+        "origin": "https://page.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
+    with httpx.Client(base_url=server.url) as browser:
+        allowed = browser.options("/v1/embeddings", headers=asked)
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-origin"] == "https://page.example"
+        assert "authorization" in allowed.headers["access-control-allow-headers"].lower()
+        assert browser.options("/v1/embeddings", headers={**asked, "origin": "https://evil.example"}).status_code == 400
+        refused = browser.post("/v1/embeddings", json={"input": "a"}, headers={"origin": "https://page.example"})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://page.example"  # or the page could not read it
+    answer = server.post("/v1/embeddings", {"input": "a"}, headers={"origin": "https://page.example"})
+    assert "x-request-id" in answer.headers["access-control-expose-headers"]
+
+
+def test_without_origins_no_page_may_ask(server: Running) -> None:
+    response = server.post("/v1/embeddings", {"input": "a"}, headers={"origin": "https://page.example"})
+    assert "access-control-allow-origin" not in response.headers
+
+
+def test_key_files(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("\ufeff# ours\n  one \n\ntwo\n", encoding="utf-8")
+    assert read_keys(file) == ["one", "two"]
+    file.write_text("# nothing\n")
+    with pytest.raises(ValueError, match="holds no key"):
+        read_keys(file)
+    file.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        read_keys(file)

@@ -1,0 +1,259 @@
+"""When the model fails, is overloaded, or clients leave: who hears what. A double stands in for the model."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.doubles.backend import FakeBackend, Gate, Vectors
+from tests.sbert_infer.serve.conftest import Running
+
+BAD = "a bad text"
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend]:
+    """The doubles of a model's backend, in the order they were opened. The first serves until it breaks."""
+    made: list[FakeBackend] = []
+
+    def open_fake(*_: object) -> FakeBackend:
+        made.append(FakeBackend())
+        return made[-1]
+
+    monkeypatch.setattr("sbert_infer.base_engine.open_backend", open_fake)
+    return made
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.opened.set()
+
+
+def faulty(server: Running, text: str, do: Callable[[Vectors, Any], object]) -> Callable[[Vectors], None]:
+    """A fault for batches that hold `text`."""
+    pipeline = server.server.models.first.engine.engine._open()
+    tokenized = pipeline.tokenizer([text])
+    ids, mask = pipeline.pad(tokenized, np.array([0]), int(tokenized.lengths[0]))
+    culprit = FakeBackend().run(ids, mask)[0]
+
+    def fault(vectors: Vectors) -> None:
+        found = (vectors == culprit).all(axis=1)
+        if found.any():
+            do(vectors, found)
+
+    return fault
+
+
+def hold_workers(server: Running, gate: Gate, threads: ThreadPoolExecutor) -> list[Future[httpx.Response]]:
+    """Requests that keep both workers of the double busy until the gate opens."""
+    held = []
+    for number in range(2):
+        held.append(threads.submit(server.post, "/embed", {"inputs": f"held {number}"}))
+        assert gate.entered.acquire(timeout=20)
+    return held
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.005)
+
+
+# Bad texts ------------------------------------------------------------------------------------------------------------
+
+
+def spoil(vectors: Vectors, found: Any) -> None:
+    vectors[found, 3] = np.nan
+
+
+def refuse(vectors: Vectors, found: Any) -> None:
+    raise ValueError("failed in /build/some/path.cc with a bad text")
+
+
+@pytest.mark.parametrize(("do", "message"), [(spoil, "gives NaN or infinity for"), (refuse, "fails on")])
+def test_a_bad_text_is_named_and_hurts_nobody_else(
+    start_server: Callable[..., Running], fakes: list[FakeBackend], do: Callable[[Vectors, Any], object], message: str
+) -> None:
+    server = start_server()
+    fakes[0].fault = faulty(server, BAD, do)
+    with ThreadPoolExecutor(8) as threads:
+        bad = threads.submit(server.post, "/v1/embeddings", {"input": ["fine", BAD]})
+        tei = threads.submit(server.post, "/embed", {"inputs": ["fine", "as well", BAD]})
+        fine = [threads.submit(server.post, "/embed", {"inputs": f"text {number}"}) for number in range(40)]
+        assert {answer.result().status_code for answer in fine} == {200}
+    assert bad.result().status_code == 400
+    assert bad.result().json()["error"]["message"] == f"the model {message} input 1: leave it out"
+    assert tei.result().status_code == 424
+    assert tei.result().json() == {"error": f"the model {message} input 2: leave it out", "error_type": "Backend"}
+    assert server.client.get("/health/ready").status_code == 200
+
+
+def test_a_worker_that_dies_is_replaced(
+    start_server: Callable[..., Running], fakes: list[FakeBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server()
+
+    def die(vectors: Vectors, found: Any) -> None:
+        monkeypatch.setattr("sbert_infer.base_engine.open_backend", broken)
+        raise SystemExit
+
+    def broken(*_: object) -> FakeBackend:
+        raise RuntimeError("no memory at /secret/path")
+
+    fakes[0].fault = faulty(server, BAD, die)
+    lost = server.post("/v1/embeddings", {"input": BAD})
+    assert lost.status_code == 503
+    assert lost.json()["error"]["code"] == "model_unavailable"
+    assert lost.json()["error"]["type"] == "server_error"
+    assert int(lost.headers["retry-after"]) >= 1
+    assert "secret" not in lost.text
+    until(lambda: server.client.get("/health/ready").status_code == 503)
+    assert server.client.get("/health").json()["error_type"] == "Unhealthy"
+    assert server.client.get("/health/live").status_code == 200
+    monkeypatch.setattr("sbert_infer.base_engine.open_backend", lambda *_: FakeBackend())
+    until(lambda: server.client.get("/health/ready").status_code == 200)
+    assert server.post("/embed", {"inputs": "fine"}).status_code == 200
+    assert 'sbert_worker_restarts_total{model="small"} 1.0' in server.client.get("/metrics").text
+
+
+def test_an_unexpected_error_tells_only_its_id(
+    start_server: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, secret = start_server(), "a text of " + "somebody"
+
+    def broken(*_: object) -> None:
+        raise KeyError(secret)
+
+    monkeypatch.setattr(server.server.models, "get", broken)
+    response = server.post("/v1/embeddings", {"input": "a"}, headers={"x-request-id": "mine-1"})
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "unexpected error; the server's log has it under mine-1"
+    assert response.headers["x-request-id"] == "mine-1"
+    (logged,) = [record.getMessage() for record in caplog.records if "unexpected" in record.getMessage()]
+    assert "mine-1" in logged
+    assert "KeyError" in logged
+    assert "in broken" in logged
+    assert secret not in logged
+
+
+# Too much work --------------------------------------------------------------------------------------------------------
+
+
+def test_overload_is_refused_at_once(
+    start_server: Callable[..., Running], fakes: list[FakeBackend], gate: Gate
+) -> None:
+    server = start_server(max_queue_tokens=200)
+    fakes[0].fault = gate
+    many = [f"{number}" for number in range(40)]
+    with ThreadPoolExecutor(4) as threads:
+        under_way = hold_workers(server, gate, threads)
+        under_way.append(threads.submit(server.post, "/embed", {"inputs": many}))
+        until(lambda: server.server.models.first.stats().queued_texts == len(many))
+        for path, field in (("/v1/embeddings", "input"), ("/embed", "inputs")):
+            response = server.post(path, {field: many})
+            assert response.status_code == 429
+            assert int(response.headers["retry-after"]) >= 1
+            assert float(response.headers["retry-after-ms"]) >= 50
+        assert response.json()["error_type"] == "Overloaded"
+        never = server.post("/v1/embeddings", {"input": [f"{number}" for number in range(500)]})
+        assert never.status_code == 400
+        assert "max_queue_tokens=200: send fewer" in never.json()["error"]["message"]
+        gate.opened.set()
+        assert [answer.result().status_code for answer in under_way] == [200] * 3
+
+
+def test_with_a_full_queue_a_request_is_not_even_read(
+    start_server: Callable[..., Running], fakes: list[FakeBackend], gate: Gate
+) -> None:
+    server = start_server()
+    fakes[0].fault = gate
+    with ThreadPoolExecutor(4) as threads:
+        under_way = hold_workers(server, gate, threads)
+        under_way.append(threads.submit(server.post, "/embed", {"inputs": ["a cat", "a dog"]}))
+        engine = server.server.models.first.engine
+        until(lambda: engine.stats().queued_texts == 2)
+        engine._queue.scheduler.limits = replace(
+            engine._queue.scheduler.limits, max_queue_tokens=engine.stats().queued_tokens
+        )
+        time.sleep(0.02)  # what the gate last heard is too old by now
+        for path in ("/v1/embeddings", "/embed", "/"):
+            response = server.client.post(path, content=b"not even JSON", headers={"content-type": "application/json"})
+            assert response.status_code == 429, path
+            assert "retry-after-ms" in response.headers
+        assert server.post("/tokenize", {"inputs": "a cat"}).status_code == 200  # needs no queue
+        assert server.client.get("/health/ready").status_code == 200
+        gate.opened.set()
+        assert [answer.result().status_code for answer in under_way] == [200] * 3
+    assert server.post("/embed", {"inputs": "a cat"}).status_code == 200
+
+
+def test_a_deadline(start_server: Callable[..., Running], fakes: list[FakeBackend], gate: Gate) -> None:
+    server = start_server(timeout_s=5.0)
+    fakes[0].fault = gate
+    server.server.models.first.engine.timeout_s = 0.2
+    response = server.post("/v1/embeddings", {"input": "slow"})
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "timeout"
+    assert response.headers["retry-after"] == "1"
+
+
+# Clients that leave ---------------------------------------------------------------------------------------------------
+
+
+def leave(server: Running, text: str) -> None:
+    """Ask, and go without waiting for the answer."""
+    url = httpx.URL(server.url)
+    assert url.port is not None
+    body = b'{"inputs": "%s"}' % text.encode()
+    with socket.create_connection((url.host, url.port)) as connection:
+        connection.sendall(b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+
+
+def test_a_client_that_leaves_after_a_large_body_is_noticed(
+    start_server: Callable[..., Running], fakes: list[FakeBackend], gate: Gate
+) -> None:
+    """Reading pauses while a large body is taken in, and a closed connection is only seen while reading."""
+    server = start_server()
+    stats = server.server.models.first.stats
+    fakes[0].fault = gate
+    with ThreadPoolExecutor(3) as threads:
+        held = hold_workers(server, gate, threads)
+        leave(server, f"text{' ' * 300_000}")
+        until(lambda: stats().errors.get("CancelledError") == 1)
+        assert stats().queued_texts == 0
+        gate.opened.set()
+        assert [answer.result().status_code for answer in held] == [200, 200]
+
+
+def test_work_is_dropped_for_clients_that_leave(
+    start_server: Callable[..., Running], fakes: list[FakeBackend], gate: Gate
+) -> None:
+    server = start_server()
+    stats = server.server.models.first.stats
+    fakes[0].fault = gate
+    before = sum(fakes[0].seen)
+    with ThreadPoolExecutor(3) as threads:
+        held = hold_workers(server, gate, threads)
+        for number in range(1000):
+            leave(server, f"leaves {number}")
+        until(lambda: stats().requests >= 1004)
+        until(lambda: stats().queued_texts == 0)
+        assert stats().queued_tokens == 0
+        gate.opened.set()
+        assert [answer.result().status_code for answer in held] == [200, 200]
+    assert sum(fakes[0].seen) - before < 100  # those that left before they had to wait
+    metrics = server.client.get("/metrics").text
+    assert 'sbert_http_requests_total{route="/embed",status="499"}' in metrics
+    assert "sbert_http_requests_in_progress 1.0" in metrics  # the one that asks
+    until(lambda: server.server.connections() <= 3)
