@@ -55,8 +55,8 @@ def run_session(
 ) -> Results:
     """Measure everyone on every workload, given as name and texts, and on the datasets that `settings` names.
 
-    Without a workload, quality alone. `folder` takes temporary files; `extra` contestants are for tests. Ctrl-C ends it
-    with what there is, if a round of the first workload is through.
+    Without a workload, quality alone. `folder` takes temporary files; `extra` contestants are for
+    tests. Ctrl-C ends it with what there is, if a round of the first workload is through.
     """
     tasks = make_tasks(subject, settings.sts, settings.pairs, settings.beir)
     progress("looking around")

@@ -1,6 +1,7 @@
 """Search a Parquet file with DuckDB: python examples/duckdb_search.py model.onnx vectors.parquet.
 
-`sbert-embed corpus.txt model.onnx --columns text -o vectors.parquet` writes such a file, of any size.
+`sbert-embed corpus.txt model.onnx --columns text -o vectors.parquet` writes such a file, of any
+size.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Find texts that say the same in other words: python examples/paraphrase_mining.py model.onnx [texts.txt].
 
-Without a file of texts, one a line, it looks through the documentation inside the Python installation.
+Without a file of texts, one a line, it looks through the documentation inside the Python
+installation.
 """
 
 from __future__ import annotations

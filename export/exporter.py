@@ -37,7 +37,8 @@ def export(
 ) -> Manifest:
     """Export the checkpoint `source` to the artifact `target`, a plan if `options` say FP16; returns its manifest.
 
-    Nothing is written unless the artifact's vectors are those of the eager model; see `Manifest.parity`.
+    Nothing is written unless the artifact's vectors are those of the eager model; see
+    `Manifest.parity`.
     """
     options, target = options or ExportOptions(), Path(target)
     check_target(target, options.force)

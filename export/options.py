@@ -30,7 +30,8 @@ class ExportOptions:
     targets: Sequence[str] | None = None  # GPUs to build engines for; this machine's, if it has one, by default
     max_batch_tokens: int = MAX_BATCH_TOKENS  # that an engine of a plan takes at once
     pooling: str = "graph"  # or "kernel": a plan's vectors are pooled by the Triton kernel
-    # Of the graph, and "tokens": a vector for each token, too; or "sparse" and "multi": what bge-m3 has beside it.
+    # Of the graph, and "tokens": a vector for each token, too; or "sparse" and "multi": what bge-m3
+    # has beside it.
     outputs: Sequence[str] = ("sentence",)
     min_cosine: float | None = None  # the parity threshold; by precision if not given
     route: str | None = None  # which one, of a model that has several (Router)

@@ -103,8 +103,8 @@ def _write_large(
 ) -> StagedArtifact:
     """Over 2 GB, ONNX keeps the weights in a file beside the model.
 
-    Both are staged in a hidden folder. The weights are put in place first, under a name that no other artifact uses, so
-    that the one rename of the model switches from old to new.
+    Both are staged in a hidden folder. The weights are put in place first, under a name that no
+    other artifact uses, so that the one rename of the model switches from old to new.
     """
     path, weights = folder / file.target.name, folder / _unused_name(file.target)
     ir.save(model, path, external_data=weights.name)

@@ -1,6 +1,7 @@
 """`python -m sbert_infer.kernels.benchmark`: how fast pooling reads memory, against a plain copy on the same GPU.
 
-Pooling computes next to nothing, so the copy's bytes per second are what it can hope for. Needs a GPU.
+Pooling computes next to nothing, so the copy's bytes per second are what it can hope for. Needs a
+GPU.
 """
 
 from __future__ import annotations

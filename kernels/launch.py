@@ -77,7 +77,8 @@ def _launch(
         "BLOCK_TOKENS": tiles.block_tokens,
         "FINISH": not split.combine,
     }
-    # A tile has loads enough without staging. Without fused multiply-add all versions of Triton round alike.
+    # A tile has loads enough without staging. Without fused multiply-add all versions of Triton
+    # round alike.
     options = {"num_warps": tiles.num_warps, "num_stages": 1, "enable_fp_fusion": False}
     with _on(out.device):
         _run(kernel, split.grid, **arguments, **columns, **options)

@@ -1,7 +1,8 @@
 """Masked mean pooling with optional L2 normalisation, in one pass over the hidden states.
 
-Two torch custom operators, `sbert_infer::mean_pool` and `sbert_infer::mean_pool_spans`: torch.compile and torch.export
-see each as one node. On CUDA and ROCm they run the Triton kernels, elsewhere the plain twins.
+Two torch custom operators, `sbert_infer::mean_pool` and `sbert_infer::mean_pool_spans`:
+torch.compile and torch.export see each as one node. On CUDA and ROCm they run the Triton kernels,
+elsewhere the plain twins.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ def mean_pool(
 ) -> torch.Tensor:
     """Mean of hidden [batch, length, hidden] over the tokens whose mask [batch, length] is not 0 -> [batch, hidden].
 
-    Sums are FP32 whatever the type of `hidden` (FP16, BF16 or FP32). What stands in padding never matters, be it NaN.
-    A row without tokens gives zeros. `normalize` scales rows to unit length. `out_dtype` is FP32 or FP16.
+    Sums are FP32 whatever the type of `hidden` (FP16, BF16 or FP32). What stands in padding never
+    matters, be it NaN. A row without tokens gives zeros. `normalize` scales rows to unit length.
+    `out_dtype` is FP32 or FP16.
     """
     pooled: torch.Tensor = _mean_pool(hidden, mask, normalize, out_dtype)
     return pooled
@@ -42,9 +44,9 @@ def mean_pool_spans(
 ) -> torch.Tensor:
     """Mean of the tokens starts[i]..ends[i] (exclusive) of hidden [tokens, hidden] -> [spans, hidden].
 
-    Spans may overlap, and come in any order. They are cut to the tokens that exist; an empty one gives zeros.
-    `longest`, the number of tokens in the longest span, lets a GPU share out long spans. It is a hint: a wrong one only
-    costs time.
+    Spans may overlap, and come in any order. They are cut to the tokens that exist; an empty one
+    gives zeros. `longest`, the number of tokens in the longest span, lets a GPU share out long
+    spans. It is a hint: a wrong one only costs time.
     """
     pooled: torch.Tensor = _mean_pool_spans(hidden, starts, ends, normalize, out_dtype, longest)
     return pooled
@@ -66,7 +68,7 @@ def mean_pool_packed(
     return mean_pool_spans(hidden, cu_seqlens[:-1], cu_seqlens[1:], normalize, out_dtype, longest)
 
 
-# The operators --------------------------------------------------------------------------------------------------------
+# The operators ------------------------------------------------------------------------------------
 
 
 @torch.library.custom_op("sbert_infer::mean_pool", mutates_args=())
@@ -125,7 +127,7 @@ def _kernels() -> ModuleType:
     return launch
 
 
-# Checks ---------------------------------------------------------------------------------------------------------------
+# Checks -------------------------------------------------------------------------------------------
 
 
 def _check_padded(hidden: torch.Tensor, mask: torch.Tensor, out_dtype: torch.dtype) -> None:

@@ -1,6 +1,7 @@
 """The Triton programs of mean pooling. launch.py launches them; reference.py computes the same in plain torch.
 
-Three kernels: one pools padded batches, one pools spans of a packed sequence, and one adds up rows that were split.
+Three kernels: one pools padded batches, one pools spans of a packed sequence, and one adds up rows
+that were split.
 
 - Every kept token is read once. What the mask drops is not multiplied by zero but not loaded, so that NaN in padding
   can't leak, and padding costs no memory traffic.
@@ -68,7 +69,8 @@ def _sum_tokens(
         count += tl.sum(_keep(mask_chunk, tl.arange(0, CHUNK), size, stride_mask, HAS_MASK).to(tl.int32), axis=0)
         # A sum for each place in the tile: threads meet once a chunk, not once a tile.
         sums = tl.zeros([BLOCK_TOKENS, BLOCK_HIDDEN], tl.float32)
-        # One tile is loaded while the one before is added: else the assembler saves registers by waiting for each load.
+        # One tile is loaded while the one before is added: else the assembler saves registers by
+        # waiting for each load.
         tile = _tile(hidden_chunk, mask_chunk, rows, size, inside, stride_token, stride_mask, HAS_MASK)
         for token in range(BLOCK_TOKENS, size + BLOCK_TOKENS, BLOCK_TOKENS):
             ahead = _tile(hidden_chunk, mask_chunk, token + rows, size, inside, stride_token, stride_mask, HAS_MASK)
@@ -80,7 +82,8 @@ def _sum_tokens(
 
 @triton.jit
 def _mean(total, count):
-    # Counts are whole numbers, so 1 clamps as sentence-transformers' 1e-9 does: only an empty row, whose total is 0.
+    # Counts are whole numbers, so 1 clamps as sentence-transformers' 1e-9 does: only an empty row,
+    # whose total is 0.
     return tl.div_rn(total, tl.maximum(count, 1).to(tl.float32))
 
 
@@ -125,7 +128,8 @@ def _share(start, end, CHUNK: tl.constexpr):
     return first, last
 
 
-# Numbers that change from batch to batch must not be specialized on: each of their kinds would be compiled anew.
+# Numbers that change from batch to batch must not be specialized on: each of their kinds would be
+# compiled anew.
 @triton.jit(do_not_specialize=["length", "stride_batch", "stride_token", "stride_mask_batch", "stride_mask_token"])
 def mean_pool_kernel(
     hidden_ptr,
@@ -148,8 +152,9 @@ def mean_pool_kernel(
 ):
     """Pools hidden [batch, length, hidden] where mask [batch, length] is not 0.
 
-    Program (row, block, chunk) owns BLOCK_HIDDEN columns of one row and its share of the tokens. `stride_batch` and
-    `stride_token` count vectors of VECTOR elements, which tells the compiler that a vector never straddles them.
+    Program (row, block, chunk) owns BLOCK_HIDDEN columns of one row and its share of the tokens.
+    `stride_batch` and `stride_token` count vectors of VECTOR elements, which tells the compiler
+    that a vector never straddles them.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1).to(tl.int64) * BLOCK_HIDDEN + tl.arange(0, BLOCK_HIDDEN)
@@ -241,7 +246,8 @@ def mean_pool_combine_kernel(
 ):
     """Finishes rows from sums [rows, chunks, hidden] and counts [rows, chunks]. A program owns one row.
 
-    For unit length the sums are read twice, since a wide row does not fit into registers; they are in the L2 cache.
+    For unit length the sums are read twice, since a wide row does not fit into registers; they are
+    in the L2 cache.
     """
     row = tl.program_id(0).to(tl.int64)
     sums_row = sums_ptr + row * chunks * HIDDEN

@@ -33,7 +33,8 @@ def mean_pool_spans_twin(
 ) -> torch.Tensor:
     """Mean of rows starts[i]..ends[i] of hidden [tokens, hidden] -> [spans, hidden].
 
-    Spans are cut to the tokens that exist; an empty one gives zeros. They are copied out and padded: simple, not lean.
+    Spans are cut to the tokens that exist; an empty one gives zeros. They are copied out and
+    padded: simple, not lean.
     """
     starts, ends = starts.long().clamp(min=0), ends.long().clamp(max=len(hidden))
     longest = int((ends - starts).max().clamp(min=0)) if len(starts) else 0

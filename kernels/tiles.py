@@ -9,8 +9,9 @@ import torch
 
 __all__ = ["CHUNK_TOKENS", "Split", "Tiles", "pick_split", "pick_tiles"]
 
-# Tokens are added up in chunks of this many. A constant, for the order of the additions must not depend on the batch.
-# Most sentences are one chunk, so one launch pools them; a long one gives work to several programs.
+# Tokens are added up in chunks of this many. A constant, for the order of the additions must not
+# depend on the batch. Most sentences are one chunk, so one launch pools them; a long one gives work
+# to several programs.
 CHUNK_TOKENS = 128
 
 _MAX_BLOCK_HIDDEN = 1024
@@ -35,11 +36,12 @@ class Tiles:
 def pick_tiles(hidden: torch.Tensor) -> Tiles:
     """Tiles for hidden states [..., tokens, hidden], by width, type and strides; never by the batch.
 
-    A tile is two loads for each thread, of 128 bits where strides allow: 8 KB for a program of 8 warps, and the next
-    tile is loaded while one is added. Registers allow for two programs on a multiprocessor or more, so at least 16 to
-    32 KB are under way. An A100 needs about 11 KB to keep its memory busy (2039 GB/s x 600 ns / 108), an H100 18 KB. A
-    program holds a whole row of up to 1024 columns, so that it can normalise it; lanes beyond the row (384 of 512 are
-    in it) load nothing. Wider rows are cut into blocks of columns.
+    A tile is two loads for each thread, of 128 bits where strides allow: 8 KB for a program of 8
+    warps, and the next tile is loaded while one is added. Registers allow for two programs on a
+    multiprocessor or more, so at least 16 to 32 KB are under way. An A100 needs about 11 KB to keep
+    its memory busy (2039 GB/s x 600 ns / 108), an H100 18 KB. A program holds a whole row of up to
+    1024 columns, so that it can normalise it; lanes beyond the row (384 of 512 are in it) load
+    nothing. Wider rows are cut into blocks of columns.
     """
     vector = _vector(hidden)
     block_hidden = min(_power_of_two(hidden.shape[-1]), _MAX_BLOCK_HIDDEN)
@@ -62,10 +64,10 @@ def pick_split(
 ) -> Split:
     """Rows are split over tokens only where there are too few of them to keep the device busy.
 
-    With two programs per multiprocessor or more, each walks its whole row and finishes it: one launch. With fewer, each
-    takes one chunk, and a second small kernel adds the chunks; the hidden states are still read once. `longest` is the
-    number of tokens of the longest row. If it is not known rows are not split; if a row is longer, its last program
-    takes the rest.
+    With two programs per multiprocessor or more, each walks its whole row and finishes it: one
+    launch. With fewer, each takes one chunk, and a second small kernel adds the chunks; the hidden
+    states are still read once. `longest` is the number of tokens of the longest row. If it is not
+    known rows are not split; if a row is longer, its last program takes the rest.
     """
     blocks = -(-width // tiles.block_hidden)
     chunks = 1

@@ -62,8 +62,8 @@ class AsyncEngine:
     >>> async with AsyncEngine("model.onnx") as engine:   # doctest: +SKIP
     ...     vectors = await engine.encode(["A cat sat."])
 
-    Vectors are those of `Engine.encode`. Batches are formed across callers, from texts of like length. All calls are
-    to come from one event loop, and from the process that opened the engine.
+    Vectors are those of `Engine.encode`. Batches are formed across callers, from texts of like
+    length. All calls are to come from one event loop, and from the process that opened the engine.
     """
 
     def __init__(
@@ -81,17 +81,21 @@ class AsyncEngine:
         """Open `model` and start the workers. Takes as long as opening an `Engine`.
 
         Args:
-            model: a file written by `sbert-export`, or an engine, which is then not closed with this one.
-            max_batch_tokens: tokens that run together, padding included; the backend's best by default.
+            model: a file written by `sbert-export`, or an engine, which is then not closed with
+                this one.
+            max_batch_tokens: tokens that run together, padding included; the backend's best by
+                default.
             max_queue_tokens: tokens that may wait. A call beyond that is refused at once.
-            max_delay_ms: how long a batch that is not full may wait for more texts while others run.
-            max_wait_s: a call that would wait for longer than this is refused at once, if hundreds of others wait, or
-                did in the last ten seconds.
+            max_delay_ms: how long a batch that is not full may wait for more texts while others
+                run.
+            max_wait_s: a call that would wait for longer than this is refused at once, if hundreds
+                of others wait, or did in the last ten seconds.
             timeout_s: how long a call may take, if it does not say so itself.
-            hang_timeout_s: a batch that runs for longer than this is given up, and what runs it is replaced.
-            observe: called from several threads, as `observe(name, value)`, with the seconds that a call spent on
-                "tokenize", "queue" (each batch it has a part in) and "total", and of each batch "run", its seconds,
-                and "batch_tokens".
+            hang_timeout_s: a batch that runs for longer than this is given up, and what runs it is
+                replaced.
+            observe: called from several threads, as `observe(name, value)`, with the seconds that a
+                call spent on "tokenize", "queue" (each batch it has a part in) and "total", and of
+                each batch "run", its seconds, and "batch_tokens".
 
         """
         _check_positive(
@@ -143,8 +147,9 @@ class AsyncEngine:
     ) -> Vectors:
         """Encode one text or many, as `Engine.encode` does. Cancelling drops what has not started.
 
-        Raises `OverloadedError` at once if the queue is full or too long for the timeout, `DeadlineError` after
-        `timeout_s`, `TextError` if the model fails on one of the texts, and `WorkerError` if it can't run for now.
+        Raises `OverloadedError` at once if the queue is full or too long for the timeout,
+        `DeadlineError` after `timeout_s`, `TextError` if the model fails on one of the texts, and
+        `WorkerError` if it can't run for now.
         """
         encoded = await self.encode_counted(
             texts,
@@ -172,7 +177,8 @@ class AsyncEngine:
     ) -> Encoded:
         """As `encode`, with the number of tokens and of truncated texts.
 
-        `truncation_side` says where long texts are cut, if not where the model was trained to have it.
+        `truncation_side` says where long texts are cut, if not where the model was trained to have
+        it.
         """
         arrival = time.monotonic()
         self._require(ENCODER, "predict_counted")

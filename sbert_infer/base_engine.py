@@ -46,13 +46,18 @@ class OpenModel:
 
         Args:
             path: a file written by `sbert-export`.
-            device: "cpu", "cuda", "cuda:1", or a list of GPUs. By default a plan runs on the first GPU, or on the CPU
-                with a warning where there is none; an ONNX model runs on the CPU.
-            strict: raise, instead of that warning, where a plan can't run with an engine made for this GPU.
-            on_truncate: what to do when a text is longer than the model's limit: warn once per call, raise, or nothing.
-            workers: batches that run at once on a CPU; as many as there are usable cores by default.
+            device: "cpu", "cuda", "cuda:1", or a list of GPUs. By default a plan runs on the first
+                GPU, or on the CPU with a warning where there is none; an ONNX model runs on the
+                CPU.
+            strict: raise, instead of that warning, where a plan can't run with an engine made for
+                this GPU.
+            on_truncate: what to do when a text is longer than the model's limit: warn once per
+                call, raise, or nothing.
+            workers: batches that run at once on a CPU; as many as there are usable cores by
+                default.
             threads: cores that share one batch; 1 by default, which is fastest for many texts.
-            max_batch_tokens: tokens that run together, padding included; the backend's best by default.
+            max_batch_tokens: tokens that run together, padding included; the backend's best by
+                default.
 
         """
         if on_truncate not in ("warn", "error", "ignore"):

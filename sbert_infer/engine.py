@@ -48,7 +48,8 @@ class Engine(OpenModel):
     >>> engine.encode(["A cat sat.", "A feline was sitting."]).shape   # doctest: +SKIP
     (2, 384)
 
-    A vector does not depend on which other texts are encoded with it. One engine may be used from many threads.
+    A vector does not depend on which other texts are encoded with it. One engine may be used from
+    many threads.
     """
 
     _kinds: tuple[str, ...] = (ENCODER, SPARSE_ENCODER, MULTI_VECTOR)
@@ -83,13 +84,15 @@ class Engine(OpenModel):
         """Encode one text or many, as `SentenceTransformer.encode` does.
 
         Args:
-            inputs: a text, or a list, tuple, array or other iterable of texts (`sentences` is its old name).
+            inputs: a text, or a list, tuple, array or other iterable of texts (`sentences` is its
+                old name).
             prompt_name: which of the model's `prompts` to put before each text.
             prompt: the prompt itself; goes before `prompt_name` and the default prompt.
-            batch_size: at most this many texts in a batch. Batches are cut by tokens, so it is seldom needed.
+            batch_size: at most this many texts in a batch. Batches are cut by tokens, so it is
+                seldom needed.
             show_progress_bar: None shows one when this package's logger is at INFO or DEBUG.
-            output_value: "sentence_embedding", or "token_embeddings" if the artifact was exported with those: a list
-                of arrays [tokens, hidden], special tokens included.
+            output_value: "sentence_embedding", or "token_embeddings" if the artifact was exported
+                with those: a list of arrays [tokens, hidden], special tokens included.
             precision: "float32" (as None), "int8", "uint8", "binary" or "ubinary".
             convert_to_numpy: False gives a list of tensors.
             convert_to_tensor: True gives one tensor (imports torch).
@@ -99,19 +102,22 @@ class Engine(OpenModel):
             pool: not supported, and not needed: one engine uses all cores.
             chunk_size: as `pool`.
             sentences: old name of `inputs`.
-            out: an array or memmap [texts, dim] to write to and return. `inputs` are then read as they are needed, so
-                that memory stays flat however many there are.
-            max_active_dims: for a sparse encoder: keep this many numbers of each vector, the largest.
-            task: "query" or "document", as `encode_query` and `encode_document` set it. Only a multi-vector encoder
-                tells them apart by more than their prompts.
+            out: an array or memmap [texts, dim] to write to and return. `inputs` are then read as
+                they are needed, so that memory stays flat however many there are.
+            max_active_dims: for a sparse encoder: keep this many numbers of each vector, the
+                largest.
+            task: "query" or "document", as `encode_query` and `encode_document` set it. Only a
+                multi-vector encoder tells them apart by more than their prompts.
             task_metadata: from the package mteb, whose `inputs` are a data loader.
             prompt_type: as `task_metadata`: whether these are queries or documents.
             hf_split: as `task_metadata`; changes nothing.
             hf_subset: as `task_metadata`; changes nothing.
 
         Returns:
-            An array [texts, dim], or [dim] for one text. Of a sparse encoder a `scipy.sparse.csr_matrix` [texts, dim],
-            of one row for one text; as tensors, what `SparseEncoder.encode` gives. Of a multi-vector encoder a list of
+            An array [texts, dim], or [dim] for one text. Of a sparse encoder a
+                `scipy.sparse.csr_matrix` [texts, dim],
+            of one row for one text; as tensors, what `SparseEncoder.encode` gives. Of a
+                multi-vector encoder a list of
             arrays [tokens, dim], or one of those for one text.
 
         """
@@ -200,7 +206,8 @@ class Engine(OpenModel):
     ) -> Any:
         """Late chunking: the vectors of spans of a document, pooled from one pass over all of it.
 
-        Needs mean pooling, and an artifact with token vectors (`sbert-export --outputs sentence,tokens`).
+        Needs mean pooling, and an artifact with token vectors (`sbert-export --outputs
+        sentence,tokens`).
 
         Args:
             documents: a text, or a list of texts.
@@ -211,7 +218,8 @@ class Engine(OpenModel):
             truncate_dim: as for `encode`.
 
         Returns:
-            An array [spans, dim], or a list of one for each document. A document over the model's limit runs in
+            An array [spans, dim], or a list of one for each document. A document over the model's
+                limit runs in
             windows that overlap; nothing is cut off.
 
         """
@@ -239,7 +247,8 @@ class Engine(OpenModel):
     ) -> Iterator[npt.NDArray[np.float32]]:
         """Encode a stream: one vector for each text, in order, in memory that does not grow with their number.
 
-        Texts are read some thousands ahead, so that they can be sorted by length. The arguments are those of `encode`.
+        Texts are read some thousands ahead, so that they can be sorted by length. The arguments are
+        those of `encode`.
         """
         for window in self.encode_windows(
             texts,

@@ -35,7 +35,8 @@ class Reranker:
     >>> reranker.rank("Who sat?", ["Rain fell all day.", "A cat sat on the mat."], 1)     # doctest: +SKIP
     [{'corpus_id': 1, 'score': 0.98}]
 
-    A score does not depend on which other pairs are scored with it. One reranker may be used from many threads.
+    A score does not depend on which other pairs are scored with it. One reranker may be used from
+    many threads.
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class Reranker:
     ) -> None:
         """Open the artifact at `path`, which `sbert-export` made of a cross-encoder.
 
-        The arguments are those of `Engine`. Where a pair is too long, tokens of its longer text are left out.
+        The arguments are those of `Engine`. Where a pair is too long, tokens of its longer text are
+        left out.
         """
         self._engine = PairEngine(
             path,
@@ -83,13 +85,15 @@ class Reranker:
         """Score one pair of texts or many, as `CrossEncoder.predict` does.
 
         Args:
-            inputs: a pair of texts, or a list, array or other iterable of pairs (`sentences` is its old name).
+            inputs: a pair of texts, or a list, array or other iterable of pairs (`sentences` is its
+                old name).
             prompt_name: which of the model's `prompts` to put before the first text of each pair.
             prompt: the prompt itself; goes before `prompt_name` and the default prompt.
-            batch_size: at most this many pairs in a batch. Batches are cut by tokens, so it is seldom needed.
+            batch_size: at most this many pairs in a batch. Batches are cut by tokens, so it is
+                seldom needed.
             show_progress_bar: None shows one when this package's logger is at INFO or DEBUG.
-            activation_fn: "identity", "sigmoid", or a function of a tensor (imports torch), instead of
-                `self.activation_fn`.
+            activation_fn: "identity", "sigmoid", or a function of a tensor (imports torch), instead
+                of `self.activation_fn`.
             apply_softmax: let the scores of the labels sum to 1, where there are several.
             convert_to_numpy: False gives a list of tensors.
             convert_to_tensor: True gives one tensor (imports torch).
@@ -99,7 +103,8 @@ class Reranker:
             sentences: old name of `inputs`.
 
         Returns:
-            An array [pairs], or [pairs, labels] if there are several labels; for one pair, what it has for it.
+            An array [pairs], or [pairs, labels] if there are several labels; for one pair, what it
+                has for it.
 
         """
         if (inputs is None) == (sentences is None):
@@ -132,8 +137,9 @@ class Reranker:
     ) -> list[dict[str, Any]]:
         """Sort `documents` by their score with `query`, the best first, as `CrossEncoder.rank` does.
 
-        Gives `top_k` of them, or all, each as `{"corpus_id": index, "score": score}`, and with `return_documents` also
-        the "text". Equal scores keep the order of the documents. The other arguments are those of `predict`.
+        Gives `top_k` of them, or all, each as `{"corpus_id": index, "score": score}`, and with
+        `return_documents` also the "text". Equal scores keep the order of the documents. The other
+        arguments are those of `predict`.
         """
         if self.num_labels != 1:
             raise ValueError(f"rank needs a model with one label, this one has {self.num_labels}: use predict")

@@ -48,9 +48,10 @@ def pairwise_similarity(name: str, a: Any, b: Any) -> Any:
 def maxsim(queries: Any, documents: Any, *, mean: bool = False) -> Any:
     """The score of each document for each query, [queries, documents].
 
-    For each of a query's vectors the best dot product with any of the document's, summed up, or with `mean` averaged.
-    Either side is a list of [tokens, dim] arrays or tensors, one of those alone, or an array [texts, tokens, dim],
-    whose zero vectors are padding. A document without vectors scores -1e9, below all others.
+    For each of a query's vectors the best dot product with any of the document's, summed up, or
+    with `mean` averaged. Either side is a list of [tokens, dim] arrays or tensors, one of those
+    alone, or an array [texts, tokens, dim], whose zero vectors are padding. A document without
+    vectors scores -1e9, below all others.
     """
     return _as_given(_maxsim(_texts(queries), _texts(documents), mean), queries, documents)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-# One thread of torch's in each process: there are as many processes as cores, and threads that wait for others spin.
-# Before anything imports torch, which reads it only once.
+# One thread of torch's in each process: there are as many processes as cores, and threads that wait
+# for others spin. Before anything imports torch, which reads it only once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
@@ -39,7 +39,8 @@ def minilm_path() -> Path:
 def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, Callable[[Path], object]], Path]:
     """`once(key, "name.onnx", make)`: what `make(path)` writes, once for all processes of a test run.
 
-    Exports take seconds, and a small checkpoint is another in each process. Shared: change only a copy.
+    Exports take seconds, and a small checkpoint is another in each process. Shared: change only a
+    copy.
     """
     from filelock import FileLock
 
@@ -103,7 +104,8 @@ def minilm_onnx(minilm_path: Path, minilm_graph: Path, once: Callable[..., Path]
     return once("minilm", "minilm.onnx", make)
 
 
-# Options of `write_checkpoint` that no graph shows: they concern the tokenizer, the manifest and the weight files.
+# Options of `write_checkpoint` that no graph shows: they concern the tokenizer, the manifest and
+# the weight files.
 _NOT_IN_GRAPHS = {"layout", "lower_case", "prompts", "default_prompt_name", "similarity", "truncate_dim"}
 
 

@@ -42,7 +42,7 @@ def modules_of(*extras: str) -> frozenset[str]:
 EVERYTHING = ("cpu", "export", "serve", "sparse", "embed", "ray", "examples", "dev")  # what `make setup` installs
 
 
-# Import rules -------------------------------------------------------------------------------------------------------
+# Import rules -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def test_the_import_rules_allow(folder: str, source: str) -> None:
     assert violations(LAYERS[folder], LAYERS[folder].package, source) == []
 
 
-# Layout -------------------------------------------------------------------------------------------------------------
+# Layout -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("folder", MAPPED)
@@ -199,7 +199,7 @@ def test_mapped_folders_are_namespaces_behind_symlinks(folder: str) -> None:
     assert not (ROOT / folder / "__init__.py").exists()
 
 
-# Pins ---------------------------------------------------------------------------------------------------------------
+# Pins ---------------------------------------------------------------------------------------------
 
 
 def pins() -> list[Requirement]:
@@ -244,7 +244,7 @@ def test_what_dependencies_bring_is_pinned() -> None:
     assert {name for name, _ in seen} - set(pinned_here()) == set()
 
 
-# Documents ----------------------------------------------------------------------------------------------------------
+# Documents ----------------------------------------------------------------------------------------
 
 
 def make_targets() -> set[str]:

@@ -29,10 +29,11 @@ EAGER = "eager PyTorch"
 TUNED = ", tuned"  # how the name of a tuned entry ends
 BATCH_SIZES = (8, 16, 32, 64, 128)  # tried for each rival's tuned entry
 
-# Cosine with the eager reference's vector that every text must reach, by family. Below it, an entry is wrong.
+# Cosine with the eager reference's vector that every text must reach, by family. Below it, an entry
+# is wrong.
 MIN_COSINE = {"fp32": 0.999, "fp16": 0.999, "int8": 0.95}
-# For rerankers: the largest error of a score, in standard deviations of the reference's scores, and how the scores must
-# correlate where rounding changes all of them.
+# For rerankers: the largest error of a score, in standard deviations of the reference's scores, and
+# how the scores must correlate where rounding changes all of them.
 MAX_ERROR = {"fp32": 1e-3, "fp16": 1e-2}
 MIN_CORRELATION = {"fp32": 0.999, "fp16": 0.999, "int8": 0.95}
 
@@ -87,7 +88,8 @@ def _st(
     )
 
 
-# oneDNN trusts the CPU's flags; under some hypervisors AMX is announced and then refused. All but AMX stays on.
+# oneDNN trusts the CPU's flags; under some hypervisors AMX is announced and then refused. All but
+# AMX stays on.
 _NO_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
 
 THIRD_PARTY = (

@@ -39,7 +39,8 @@ class WorkerError(Exception):
 class RemoteWorker:
     """A process that answers one request at a time, and is stopped, hence idle, whenever it is not asked.
 
-    Libraries keep threads that spin or poll: without the stop they would take time from whoever is being measured.
+    Libraries keep threads that spin or poll: without the stop they would take time from whoever is
+    being measured.
     """
 
     def __init__(self, python: str = sys.executable, environment: Mapping[str, str] | None = None) -> None:

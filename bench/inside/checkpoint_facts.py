@@ -24,7 +24,8 @@ def describe_checkpoint(spec: Spec) -> Spec:
 def flops_polynomial(spec: Spec) -> list[float]:
     """Coefficients c, a, b of the operations for one text, or pair, of n tokens: c + a n + b n^2.
 
-    Counted with plain attention, whose products PyTorch's counter knows. Three lengths settle three coefficients.
+    Counted with plain attention, whose products PyTorch's counter knows. Three lengths settle three
+    coefficients.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode

@@ -1,9 +1,9 @@
 """How each contestant is loaded and called. Runs inside `worker.py`, maybe in an interpreter without sbert_infer.
 
-So it imports the standard library and numpy only; every other library is imported by the loader that needs it.
-A loader takes the `Spec` that lineup.py wrote and gives an `Encode`: texts, a batch size (None: the library's own
-default) and a prompt (None: the model's default) to vectors [texts, dim]. What a loader does beyond that is what the
-library's own documentation says to do.
+So it imports the standard library and numpy only; every other library is imported by the loader
+that needs it. A loader takes the `Spec` that lineup.py wrote and gives an `Encode`: texts, a batch
+size (None: the library's own default) and a prompt (None: the model's default) to vectors [texts,
+dim]. What a loader does beyond that is what the library's own documentation says to do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class UnsupportedError(Exception):
     """The library can't run this model at all."""
 
 
-# Ours ---------------------------------------------------------------------------------------------------------------
+# Ours ---------------------------------------------------------------------------------------------
 
 
 def load_engine(spec: Spec) -> Encode:
@@ -117,7 +117,7 @@ def load_onnxruntime(spec: Spec) -> Encode:
     return encode
 
 
-# Theirs -------------------------------------------------------------------------------------------------------------
+# Theirs -------------------------------------------------------------------------------------------
 
 
 def load_sentence_transformers(spec: Spec) -> Encode:
@@ -198,7 +198,7 @@ def load_infinity(spec: Spec) -> Encode:
     return encode
 
 
-# For testing the benchmark itself -----------------------------------------------------------------------------------
+# For testing the benchmark itself -----------------------------------------------------------------
 
 
 def load_fake(spec: Spec) -> Encode:
@@ -229,7 +229,7 @@ LOADERS: dict[str, Callable[[Spec], Encode]] = {
 }
 
 
-# Files that a library makes of the checkpoint before it can run it --------------------------------------------------
+# Files that a library makes of the checkpoint before it can run it --------------------------------
 
 
 def prepare(spec: Spec) -> Spec:

@@ -1,7 +1,8 @@
 """How each contestant scores pairs of texts, for rerankers. Runs inside `worker.py`, as `loaders.py` does.
 
-A loader gives a `Score`: pairs, a batch size (None: the library's own default) and a prompt (None: the model's default)
-to scores [pairs, labels], before the activation, which would hide differences between large ones.
+A loader gives a `Score`: pairs, a batch size (None: the library's own default) and a prompt (None:
+the model's default) to scores [pairs, labels], before the activation, which would hide differences
+between large ones.
 """
 
 from __future__ import annotations

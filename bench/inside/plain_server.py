@@ -1,6 +1,7 @@
 """The server that people write themselves: FastAPI and sentence-transformers. A rival for `sbert-bench --serve`.
 
-Standalone: it runs in an environment with fastapi, uvicorn and sentence-transformers, without sbert_infer.
+Standalone: it runs in an environment with fastapi, uvicorn and sentence-transformers, without
+sbert_infer.
     python bench/inside/plain_server.py MODEL --port 8082
 """
 

@@ -1,8 +1,9 @@
 """One contestant in a process of its own: `python worker.py`, one JSON request a line in, one JSON answer a line out.
 
-Standalone: it runs in whatever interpreter has the contestant's library, with or without sbert_infer, and imports the
-standard library and numpy only. `loaders.py` and `pair_loaders.py` lie beside it. Vectors go to .npy files,
-texts come in a JSON file. For rerankers, texts are pairs of texts, and vectors are scores.
+Standalone: it runs in whatever interpreter has the contestant's library, with or without
+sbert_infer, and imports the standard library and numpy only. `loaders.py` and `pair_loaders.py` lie
+beside it. Vectors go to .npy files, texts come in a JSON file. For rerankers, texts are pairs of
+texts, and vectors are scores.
 """
 
 from __future__ import annotations

@@ -38,8 +38,9 @@ def compare_servers(results: LoadResults) -> list[Comparison]:
 def load_within(rows: Sequence[LoadRow], bound_ms: float) -> float:
     """The highest load, in requests per second, at which p99 is within the bound; 0 if it never is.
 
-    Between two measured loads the logarithm of p99 is taken for a straight line. Where a server does not keep up with
-    what it is sent, nothing is within any bound; and no load counts that is more than it ever answered.
+    Between two measured loads the logarithm of p99 is taken for a straight line. Where a server
+    does not keep up with what it is sent, nothing is within any bound; and no load counts that is
+    more than it ever answered.
     """
     points = _curve(rows)
     inside = [place for place, (_, p99) in enumerate(points) if p99 <= bound_ms]
@@ -64,8 +65,8 @@ def p99_at(rows: Sequence[LoadRow], load: float) -> float | None:
 def recovery_time(probes: Sequence[tuple[float, float | None]], normal_s: float) -> float | None:
     """Seconds until answers are as quick as usual again; None if that did not happen.
 
-    `probes` are the times since the overload ended at which requests were sent, and how long their answers took, None
-    where there was none.
+    `probes` are the times since the overload ended at which requests were sent, and how long their
+    answers took, None where there was none.
     """
     calm = 0
     for place, (_, latency_s) in enumerate(probes):

@@ -1,7 +1,7 @@
 """What a good server reaches, and whether this one does.
 
-Shares and ratios are medians of the rounds' own: what is compared was measured within minutes of each other, and slow
-spells of the machine cancel out.
+Shares and ratios are medians of the rounds' own: what is compared was measured within minutes of
+each other, and slow spells of the machine cancel out.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ def read_records(
 ) -> Iterator[Record]:
     """The rows, each with the names of its columns.
 
-    `headless` is asked about the first line of a separated file: the names of its columns, if it is a row already.
+    `headless` is asked about the first line of a separated file: the names of its columns, if it is
+    a row already.
     """
     try:
         if _suffix(path) == ".parquet":

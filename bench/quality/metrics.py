@@ -1,7 +1,7 @@
 """How good a ranking is, as the usual evaluation tools compute it. Pure functions.
 
-A grade is how relevant a document is to a query, 0 if not at all or not judged. `ranked` are the grades of the
-documents found, the best first; `judged` are all grades that a query has.
+A grade is how relevant a document is to a query, 0 if not at all or not judged. `ranked` are the
+grades of the documents found, the best first; `judged` are all grades that a query has.
 """
 
 from __future__ import annotations

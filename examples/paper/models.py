@@ -26,7 +26,8 @@ def bi_encoder(base: str, pooling: str, max_tokens: int, layers: int | None = No
     transformer = Transformer(base, max_seq_length=max_tokens, config_kwargs=cut)
     if layers is not None:
         _start_afresh(transformer.model.encoder.layer[-1])
-    # Three quarters of the weights, and few steps hardly change them: without these a step takes half the time.
+    # Three quarters of the weights, and few steps hardly change them: without these a step takes
+    # half the time.
     transformer.model.get_input_embeddings().requires_grad_(False)
     modules = [transformer, Pooling(transformer.get_embedding_dimension(), pooling)]
     return SentenceTransformer(modules=modules, device="cpu")

@@ -1,7 +1,8 @@
 """Sentences whose meaning is known, since they are made from it: who does what, where and when.
 
-A scene is one idea for each slot. An idea has several wordings and a more general one, so that two sentences can say
-the same in other words, one can follow from the other, or contradict it; and how similar two are can be counted.
+A scene is one idea for each slot. An idea has several wordings and a more general one, so that two
+sentences can say the same in other words, one can follow from the other, or contradict it; and how
+similar two are can be counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A trained sentence-transformers checkpoint: read from a folder or the hub, validated as a whole.
 
-`read_checkpoint` understands the layouts of all versions of sentence-transformers, and lists every problem at once:
-whatever it does not understand and could change the vectors is an error, never skipped.
+`read_checkpoint` understands the layouts of all versions of sentence-transformers, and lists every
+problem at once: whatever it does not understand and could change the vectors is an error, never
+skipped.
 """
 
 from __future__ import annotations
@@ -96,9 +97,10 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Read and validate the checkpoint in a local folder or under a hub id.
 
-    `max_length` replaces the checkpoint's own length limit. A configured limit beyond the model's table of positions is
-    cut to what the table holds: longer texts could never have worked. `route` is which one to take of a model that has
-    several. Raises one `CheckpointError` with every problem.
+    `max_length` replaces the checkpoint's own length limit. A configured limit beyond the model's
+    table of positions is cut to what the table holds: longer texts could never have worked. `route`
+    is which one to take of a model that has several. Raises one `CheckpointError` with every
+    problem.
     """
     path = locate(str(source), trust_remote_code)
     problems: Problems = []
@@ -143,7 +145,8 @@ def _read_transformer(
     task = _task(entries)
     settings = read_transformer_settings(folder, path, problems, task=task) if own else TransformerSettings()
     if task == "fill-mask" and first.kind == "Transformer" and settings.task is None:
-        # sentence-transformers would pool the hidden states of such a model, not the scores of words.
+        # sentence-transformers would pool the hidden states of such a model, not the scores of
+        # words.
         problems.append(
             f"{first.name}: SpladePooling needs 'transformer_task': 'fill-mask' in sentence_bert_config.json"
         )
@@ -212,7 +215,8 @@ def _read_heads(
         return ()
     weighted = any(isinstance(spec, WeightedLayerPoolingSpec) for _, spec in modules)
     if weighted and not (getattr(config, "output_hidden_states", False) or settings.output_hidden_states):
-        # sentence-transformers then skips the module in silence: what was trained is not what it computes.
+        # sentence-transformers then skips the module in silence: what was trained is not what it
+        # computes.
         problems.append(
             "WeightedLayerPooling needs 'output_hidden_states': true in config.json; without it "
             "sentence-transformers leaves the module out. Set it, or take the module out of modules.json"

@@ -42,7 +42,8 @@ _LEGACY_MODES = {
 }
 _MODES = {"mean_sqrt_len_tokens": "mean_sqrt_len"} | {mode: mode for mode in _LEGACY_MODES.values()}
 
-# Every activation that a checkpoint may name, all built without arguments; its dotted path is never imported.
+# Every activation that a checkpoint may name, all built without arguments; its dotted path is never
+# imported.
 ACTIVATIONS = frozenset(
     {
         *("CELU", "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU"),
@@ -135,7 +136,8 @@ def output_dim(modules: Iterable[ModuleSpec]) -> int:
     return dim
 
 
-# ---------------------------------------------------------------------------------------------------- reading
+# ----------------------------------------------------------------------------------------------------
+# reading
 
 
 def read_json(path: Path, name: str, problems: Problems, expected: type = dict) -> Any:

@@ -1,6 +1,7 @@
 """SparseStaticEmbedding: no transformer, a weight for each word. The vector of a text has those of its words.
 
-Its tokens are those of the text alone, without special ones, and of an empty text there are none: its vector is zero.
+Its tokens are those of the text alone, without special ones, and of an empty text there are none:
+its vector is zero.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """StaticEmbedding (model2vec, potion): no transformer, a table of token vectors whose mean is the sentence vector.
 
-Its tokens are those of the text alone, without special ones, and of an empty text there are none: its vector is zero.
+Its tokens are those of the text alone, without special ones, and of an empty text there are none:
+its vector is zero.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def read_static(folder: Path, name: str, problems: Problems) -> tuple[int, int]:
 def _table(weights: dict[str, Tensor]) -> Tensor:
     """One row for each token, in FP32; raises ValueError.
 
-    model2vec may store fewer rows, with a `mapping` from tokens to them, and a factor for each token, its `weights`.
+    model2vec may store fewer rows, with a `mapping` from tokens to them, and a factor for each
+    token, its `weights`.
     """
     known = {"embedding.weight"} if "embedding.weight" in weights else {"embeddings", "mapping", "weights"}
     if unknown := sorted(weights.keys() - known):

@@ -42,7 +42,8 @@ _OTHER_NAMES = {
     "n_head": "num_attention_heads",
     "n_inner": "intermediate_size",
 }
-# Models with a table of learned positions: a text longer than it crashes, so it bounds every length limit.
+# Models with a table of learned positions: a text longer than it crashes, so it bounds every length
+# limit.
 _TABLE = {"albert", "bert", "convbert", "distilbert", "electra", "ernie", "mobilebert", "squeezebert"}
 # Decoders, causal or not, whose positions are relative.
 _ROTARY_DECODERS = {
@@ -133,8 +134,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
     tokenizer = _auto_tokenizer(checkpoint.transformer_path, checkpoint.trust_remote_code)
     tokenizer.model_max_length = checkpoint.max_length
     if checkpoint.model_type in _TABLE | _ROTARY_DECODERS:
-        # Positions count from the first column: padding there would make a vector depend on its batch. Where they are
-        # relative it would not, but at the other end a causal model does not even see it.
+        # Positions count from the first column: padding there would make a vector depend on its
+        # batch. Where they are relative it would not, but at the other end a causal model does not
+        # even see it.
         tokenizer.padding_side = "right"
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()

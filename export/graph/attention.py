@@ -26,7 +26,8 @@ def multi_head_attention(
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, *, heads: int, kv_heads: int, scale: float) -> Tensor:
     """One causal attention node. `query`: [batch, length, heads * head_dim]; `key` and `value` may have fewer heads.
 
-    Its `local_window_size` is of no use: how many tokens it means depends on the version of onnxruntime.
+    Its `local_window_size` is of no use: how many tokens it means depends on the version of
+    onnxruntime.
     """
     batch, length, width = key.shape
     last = torch.arange(length, dtype=torch.int32, device=query.device).amax(dim=0)

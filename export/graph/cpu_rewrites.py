@@ -1,7 +1,7 @@
 """Graph passes for FP32 on CPUs, after fusion: exact rewrites that only cost something elsewhere.
 
-8-bit graphs go without. Their products are no `Gemm`, and rounding turns the last bit that an unmasked attention
-differs in into a whole step, so that a text's vector would depend on its batch.
+8-bit graphs go without. Their products are no `Gemm`, and rounding turns the last bit that an
+unmasked attention differs in into a whole step, so that a text's vector would depend on its batch.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def _bias_into_product(graph: ir.Graph, node: ir.Node) -> None:
 def _unmask_attention(graph: ir.Graph) -> None:
     """Where no text of a batch is padded, attend without a mask: texts sorted by length are seldom padded.
 
-    onnxruntime then neither makes nor adds a mask of [batch, length, length], and has a kernel that keeps no scores of
-    that size at all, which is what lets a text of thousands of tokens fit into memory.
+    onnxruntime then neither makes nor adds a mask of [batch, length, length], and has a kernel that
+    keeps no scores of that size at all, which is what lets a text of thousands of tokens fit into
+    memory.
     """
     nodes = [node for node in graph if node.op_type == "MultiHeadAttention" and _is_masked(node)]
     if not nodes:

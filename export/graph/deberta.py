@@ -1,7 +1,8 @@
 """DeBERTa's scores by relative position, as numbers to add to those of ordinary attention.
 
-Its scores are `(q . k + q . position_key + k . position_query) * scale`, the last two looked up by how far the tokens
-are from each other. The position vectors depend on the weights alone: they are computed once, not in each batch.
+Its scores are `(q . k + q . position_key + k . position_query) * scale`, the last two looked up by
+how far the tokens are from each other. The position vectors depend on the weights alone: they are
+computed once, not in each batch.
 """
 
 from __future__ import annotations

@@ -115,8 +115,9 @@ def _absorb_biases(graph: ir.Graph, node: ir.Node, projections: list[tuple[ir.Va
 def _split_skip_layer_norm(graph: ir.Graph, node: ir.Node) -> None:
     """Two additions and a norm instead of the fused operator.
 
-    onnxruntime's kernel for `LayerNormalization` is vectorized and the one for `SkipLayerNormalization` is not: on
-    MiniLM the three nodes take a third of the fused one's time, and the whole model is an eighth faster.
+    onnxruntime's kernel for `LayerNormalization` is vectorized and the one for
+    `SkipLayerNormalization` is not: on MiniLM the three nodes take a third of the fused one's time,
+    and the whole model is an eighth faster.
     """
     inputs = [*node.inputs, *[None] * (5 - len(node.inputs))]  # input, skip, gamma, beta, bias
     x, skip, gamma, beta, bias = inputs

@@ -1,14 +1,18 @@
 """What attention and activations become in the graph, decided while the model is traced.
 
-transformers lets an attention function be plugged in by name; what is not on that interface is patched by class.
+transformers lets an attention function be plugged in by name; what is not on that interface is
+patched by class.
 
-For onnxruntime, our function does no arithmetic: under `torch.export` it puts one `com.microsoft.MultiHeadAttention`
-into the graph, with the padding mask as `[batch, length]` instead of a materialised `[batch, 1, length, length]` bias.
-Causal attention becomes one `GroupQueryAttention`, if padding is at the right end, where the causality hides it. So
-every architecture is fused by construction, not by recognising a pattern of nodes that changes with each release.
+For onnxruntime, our function does no arithmetic: under `torch.export` it puts one
+`com.microsoft.MultiHeadAttention` into the graph, with the padding mask as `[batch, length]`
+instead of a materialised `[batch, 1, length, length]` bias. Causal attention becomes one
+`GroupQueryAttention`, if padding is at the right end, where the causality hides it. So every
+architecture is fused by construction, not by recognising a pattern of nodes that changes with each
+release.
 
-For everything else there is the textbook's attention: two products with a mask and a softmax between them, the pattern
-that TensorRT recognises. It adds -1e4 for padding, which FP16 can hold, and which gives no NaN for a row of padding.
+For everything else there is the textbook's attention: two products with a mask and a softmax
+between them, the pattern that TensorRT recognises. It adds -1e4 for padding, which FP16 can hold,
+and which gives no NaN for a row of padding.
 """
 
 from __future__ import annotations
@@ -134,7 +138,8 @@ def _mask(
     is_plain = options.get("allow_is_causal_skip") and (window is None or window >= (max_length or math.inf))
     if is_plain and padding_side == "right" and attention_mask is not None and _head_dim(options) % 8 == 0:
         return attention_mask[:, None, :]
-    # None in place of a causal mask would leave the causality to our attention, which knows of none.
+    # None in place of a causal mask would leave the causality to our attention, which knows of
+    # none.
     restricted: Tensor | None = sdpa_mask(
         *args, attention_mask=attention_mask, **{**options, "allow_is_causal_skip": False}
     )
@@ -152,8 +157,8 @@ def _mpnet(
 ) -> tuple[Tensor]:
     """MPNet is not on transformers' attention interface: its scores carry a learned bias by relative position.
 
-    Its mask arrives as [batch, 1, 1, length], large negative numbers where there is padding. Clamped, since padding
-    of finfo.min plus a bias would overflow to -inf.
+    Its mask arrives as [batch, 1, 1, length], large negative numbers where there is padding.
+    Clamped, since padding of finfo.min plus a bias would overflow to -inf.
     """
     bias = None if position_bias is None else position_bias.expand(hidden.shape[0], -1, -1, -1)
     if attention_mask is not None:
@@ -184,7 +189,8 @@ _FUSED_PATCHES: dict[str, Callable[..., Any]] = {
 }
 
 
-# ------------------------------------------------------------------------------------------------- standard operators
+# -------------------------------------------------------------------------------------------------
+# standard operators
 
 
 def _plain_attention(

@@ -33,7 +33,8 @@ def convert(
 ) -> ir.Model:
     """Convert `reference`. A portable graph has standard operators only; else it is fused for onnxruntime.
 
-    With `token_output` the graph has a second output, `token_embeddings` [batch, length, width], with `heads` theirs.
+    With `token_output` the graph has a second output, `token_embeddings` [batch, length, width],
+    with `heads` theirs.
     """
     module = _WithTokens(reference, heads) if token_output or heads else reference
     outputs: tuple[str, ...] = (SPARSE if reference.checkpoint.is_sparse else SENTENCE,)

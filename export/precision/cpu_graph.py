@@ -3,8 +3,9 @@
     model.onnx   ...| name | FP16 bytes |...| name | FP16 bytes |...
     cpu.onnx               ^ offset, length -> Cast to FP32 -> MatMul
 
-Its large constants are ONNX external data: they name a range of bytes of the file beside it, which here happens to be
-an ONNX model, too. onnxruntime widens them to FP32 once, while it loads the graph.
+Its large constants are ONNX external data: they name a range of bytes of the file beside it, which
+here happens to be an ONNX model, too. onnxruntime widens them to FP32 once, while it loads the
+graph.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Twin:
 def cpu_twin(fused: ir.Model, half_model: bytes, location: str = "model.onnx") -> Twin:
     """Take the matrices of `fused` from `half_model`, the FP16 model as it is stored in the file `location`.
 
-    Matrices that are not in it are kept in FP16, biases and norms in FP32: they are small. `fused` itself is changed.
+    Matrices that are not in it are kept in FP16, biases and norms in FP32: they are small. `fused`
+    itself is changed.
     """
     stored = {_digest(data): (offset, len(data)) for offset, data in _raw_data(half_model)}
     graph, shared, inline = fused.graph, 0, 0

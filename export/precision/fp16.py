@@ -1,12 +1,12 @@
 """The reference as an ONNX graph in FP16, for TensorRT and for onnxruntime on GPUs.
 
-The types are in the graph, since TensorRT 11 knows no other way. The transformer is FP16: weights, products, sums. FP32
-are:
+The types are in the graph, since TensorRT 11 knows no other way. The transformer is FP16: weights,
+products, sums. FP32 are:
 - what follows it: pooling adds up hundreds of tokens, and its clamps (1e-9, 1e-12) are zero in FP16;
 - layer normalisation, whose squares overflow from 256 on. Its operator has an attribute for that, `stash_type`, but
   parsers drop it.
-The softmax is not: on MiniLM its type makes no difference (1 - cosine is 1.3e-6 at worst either way), and even if its
-exponentials were added up in FP16 it would be 1e-5.
+The softmax is not: on MiniLM its type makes no difference (1 - cosine is 1.3e-6 at worst either
+way), and even if its exponentials were added up in FP16 it would be 1e-5.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ __all__ = ["to_half"]
 def to_half(reference: Reference, *, token_output: bool = False) -> ir.Model:
     """Convert `reference` to standard operators, strongly typed. It is left as it was.
 
-    The graph takes `input_ids` and `attention_mask`, and gives `sentence_embedding` in FP32 [batch, dim]. A model that
-    leaves its prompt out of pooling also takes `prompt_length`, always: TensorRT would take a default for a constant.
+    The graph takes `input_ids` and `attention_mask`, and gives `sentence_embedding` in FP32 [batch,
+    dim]. A model that leaves its prompt out of pooling also takes `prompt_length`, always: TensorRT
+    would take a default for a constant.
 
-    With `token_output` it gives `token_embeddings` in FP16 [batch, length, width] instead, to be pooled elsewhere.
+    With `token_output` it gives `token_embeddings` in FP16 [batch, length, width] instead, to be
+    pooled elsewhere.
     """
     half, checkpoint = _half_copy(reference), reference.checkpoint
     with quiet_tracer(), plain_operators(half.encoder):

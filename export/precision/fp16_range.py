@@ -18,9 +18,11 @@ from sbert_infer.export.reference.encoder import Reference
 __all__ = ["MAX_ACTIVATION", "check_overflow", "refuse_overflow"]
 
 FP16_MAX = 65504.0
-# Half of it: texts that are not among those tried may go further, and activations this large come with rare outliers.
+# Half of it: texts that are not among those tried may go further, and activations this large come
+# with rare outliers.
 MAX_ACTIVATION = FP16_MAX / 2
-# FP16 rounds a weight by 2^-11 of it at most. Weights that lose much more, taken together, are too small for it.
+# FP16 rounds a weight by 2^-11 of it at most. Weights that lose much more, taken together, are too
+# small for it.
 MAX_WEIGHT_ERROR = 0.01
 
 _OFFER = "export it in FP32 instead, without --fp16"

@@ -1,8 +1,8 @@
 """Rounding a weight matrix so that its products change the least (GPTQ).
 
-Rounding each weight to the nearest step is best for the weights, not for `x @ W`. Here the rows are rounded one after
-the other, and what a row's rounding changes in the products is made up for by the rows still to come, as far as their
-inputs go together in the calibration texts.
+Rounding each weight to the nearest step is best for the weights, not for `x @ W`. Here the rows are
+rounded one after the other, and what a row's rounding changes in the products is made up for by the
+rows still to come, as far as their inputs go together in the calibration texts.
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@ Every `x @ W` of the encoder becomes
     scale = max |z| / 127                 [tokens, 1]    per token: a vector does not depend on its batch
     y = (u8(z / scale) @ s8(W)) * scale   [tokens, out]  integers inside, column scales applied by the operator
 
-Products that share their input (query, key and value) share its quantization, and layers that share a weight keep
-sharing it. `smooth` balances the largest activation of each channel with the largest weight that meets it
-(SmoothQuant, exponent 0.5). What comes out of a GELU is nearly one-sided: it needs neither smoothing nor absolute
-values, and gets almost the whole integer range for its positive side. Weights are rounded by `gptq.py`.
+Products that share their input (query, key and value) share its quantization, and layers that share
+a weight keep sharing it. `smooth` balances the largest activation of each channel with the largest
+weight that meets it (SmoothQuant, exponent 0.5). What comes out of a GELU is nearly one-sided: it
+needs neither smoothing nor absolute values, and gets almost the whole integer range for its
+positive side. Weights are rounded by `gptq.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from sbert_infer._util.cores import usable_cores
 from sbert_infer.export.graph.constants import add_constant
 from sbert_infer.export.precision.gptq import correction, round_rows
 
-# CPUs without VNNI add two u8 x s8 products in 16 bits: 2 * 255 * 63 = 32130 fits, 64 would saturate.
+# CPUs without VNNI add two u8 x s8 products in 16 bits: 2 * 255 * 63 = 32130 fits, 64 would
+# saturate.
 WEIGHT_MAX = 63
 ACTIVATION_MAX = 127
 ZERO_POINT = 128  # activations are symmetric, but the u8 x s8 product is the one every CPU has
@@ -187,7 +189,8 @@ def _token_scales(
     last_axis = constant("last_axis", np.array([1]))
     largest = tape.op("ReduceMax", [rows if one_sided else tape.op("Abs", [rows]), last_axis], {"keepdims": 0})
     steps = 255 - ONE_SIDED_ZERO_POINT if one_sided else ACTIVATION_MAX
-    # The floor: nothing below zero is cut off after a GELU, and a token of zeros does not divide by zero.
+    # The floor: nothing below zero is cut off after a GELU, and a token of zeros does not divide by
+    # zero.
     floor = -GELU_MIN / ONE_SIDED_ZERO_POINT if one_sided else 1e-10
     scaled = tape.op("Mul", [largest, constant("step", np.float32(1 / steps))])
     return tape.op("Max", [scaled, constant("floor", np.float32(floor))])

@@ -1,7 +1,7 @@
 """bge-m3's two layers beside the encoder: a weight for each token, and a vector for each token.
 
-They are saved as `sparse_linear.pt` and `colbert_linear.pt` next to what sentence-transformers reads, which knows
-nothing of them.
+They are saved as `sparse_linear.pt` and `colbert_linear.pt` next to what sentence-transformers
+reads, which knows nothing of them.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ __all__ = [
     "weight_problems",
 ]
 
-# Weights that may be missing: the vectors are pooled from the last layer, not taken from the model's own pooler.
+# Weights that may be missing: the vectors are pooled from the last layer, not taken from the
+# model's own pooler.
 _UNUSED = re.compile(r"(^|\.)pooler\.")
 _NOTHING = re.compile(r"(?!)")  # matches no weight
 # Weights that may be left over: heads of the training task, and buffers that older versions stored.
@@ -227,8 +228,9 @@ def load_encoder(checkpoint: Checkpoint, besides: Sequence[str] = ()) -> Any:
 def load_reference(checkpoint: Checkpoint, *, attention: Literal["sdpa", "eager"] = "sdpa") -> Reference:
     """Load the weights in FP32, whatever they are stored in.
 
-    (sentence-transformers 6 on transformers 5 computes in the stored type, e.g. FP16.) "sdpa" means scaled dot product
-    attention where the model has it. Raises `CheckpointError` for weights that are missing, misshapen or unknown.
+    (sentence-transformers 6 on transformers 5 computes in the stored type, e.g. FP16.) "sdpa" means
+    scaled dot product attention where the model has it. Raises `CheckpointError` for weights that
+    are missing, misshapen or unknown.
     """
     if checkpoint.model_type == MODEL_TYPE:
         return Reference(checkpoint, StaticEncoder(checkpoint.transformer_path), _static_tokenizer(checkpoint))

@@ -27,7 +27,8 @@ def _take(tokens: Tensor, index: Tensor) -> Tensor:
 
 
 def _max(tokens: Tensor, kept: Tensor, start: Tensor) -> Tensor:
-    # The lowest number instead of -inf, and a zero for a row with nothing to pool: no NaN further down.
+    # The lowest number instead of -inf, and a zero for a row with nothing to pool: no NaN further
+    # down.
     filled = tokens.masked_fill(kept.unsqueeze(-1) == 0, torch.finfo(tokens.dtype).min)
     return filled.amax(dim=1) * kept.amax(dim=1, keepdim=True).to(tokens.dtype)
 

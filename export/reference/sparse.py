@@ -1,8 +1,9 @@
 """What makes sparse vectors, as eager PyTorch in FP32: a vocabulary's scores pooled, a table, an autoencoder.
 
-SPLADE's scores are [batch, length, vocabulary] numbers: 62 MB for 512 tokens of BERT's 30,522 words, 512 MB for
-XLM-R's 250,002, and several times that if each step makes its own copy. So the last product of the language model is
-done in slices of the vocabulary, each of which is pooled before the next one starts: what has to be held is a slice.
+SPLADE's scores are [batch, length, vocabulary] numbers: 62 MB for 512 tokens of BERT's 30,522
+words, 512 MB for XLM-R's 250,002, and several times that if each step makes its own copy. So the
+last product of the language model is done in slices of the vocabulary, each of which is pooled
+before the next one starts: what has to be held is a slice.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from sbert_infer.export.checkpoint.sparse_modules import AutoEncoderSpec, Presen
 
 __all__ = ["AutoEncoder", "LanguageModel", "Presence", "SpladePooling", "build_sparse_module"]
 
-# Words scored at once: 8 MB for a batch of 512 tokens, and no slower than all at once. Peaks: docs/sparse.md
+# Words scored at once: 8 MB for a batch of 512 tokens, and no slower than all at once. Peaks:
+# docs/sparse.md
 _SLICE = 4096
 
 
@@ -84,7 +86,8 @@ class SpladePooling(nn.Module):
         return torch.cat(slices, dim=-1)
 
     def _max(self, tokens: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        # Bias, relu and logarithm never change which of two tokens is ahead, so they can wait for the maximum.
+        # Bias, relu and logarithm never change which of two tokens is ahead, so they can wait for
+        # the maximum.
         scores = (tokens @ weight).amax(dim=1) + bias
         return self._activate(scores) * mask.amax(dim=1, keepdim=True)
 

@@ -20,7 +20,8 @@ def served_dim(manifest: Manifest) -> int:
 def serving_graph(model: onnx.ModelProto, manifest: Manifest) -> None:
     """Change `model` so that its vectors are those of `Engine.encode`; most models stay as they are.
 
-    What the artifact knows besides the graph goes: the repository has it elsewhere, and its seal would no longer hold.
+    What the artifact knows besides the graph goes: the repository has it elsewhere, and its seal
+    would no longer hold.
     """
     del model.metadata_props[:]
     if not manifest.include_prompt:
@@ -32,8 +33,8 @@ def serving_graph(model: onnx.ModelProto, manifest: Manifest) -> None:
 def _prompt_length_per_text(graph: onnx.GraphProto) -> None:
     """Make `prompt_length`, one optional number for a whole batch, an input [batch, 1].
 
-    The graph only adds it to a column [batch, 1], so nothing else changes; requests with different prompts may then
-    run together.
+    The graph only adds it to a column [batch, 1], so nothing else changes; requests with different
+    prompts may then run together.
     """
     kept = [tensor for tensor in graph.initializer if tensor.name != _PROMPT_LENGTH]
     del graph.initializer[:]

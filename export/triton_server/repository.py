@@ -74,7 +74,8 @@ def write_repository(
 ) -> TritonRepository:
     """Write the three models that serve the artifact at `path` to the repository `folder`, beside others if it has any.
 
-    `instances` of the model run at once: by default one for each core of this machine or, on GPUs, one for each.
+    `instances` of the model run at once: by default one for each core of this machine or, on GPUs,
+    one for each.
     """
     path, folder = Path(path), Path(folder)
     check_repository(path, folder, force)
@@ -184,7 +185,8 @@ def _write_model(folder: Path, artifact: Artifact, served: Served, engines: dict
 
 def _write_ensemble(folder: Path, served: Served) -> None:
     _write(folder / "config.pbtxt", triton_config.ensemble_config(served))
-    # It has no model file, but the server wants a version, and not every storage keeps an empty folder.
+    # It has no model file, but the server wants a version, and not every storage keeps an empty
+    # folder.
     _write(folder / "1" / "README", "An ensemble has no file of its own: see ../config.pbtxt\n")
 
 

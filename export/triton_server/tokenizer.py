@@ -1,7 +1,8 @@
 """The tokenizer step of a Triton Inference Server repository: texts in, padded token ids out.
 
-`sbert-export --triton-repository` copies this file to `<name>_tokenizer/1/model.py`, beside `tokenizer.json` and
-`settings.json`. It runs in the server's Python backend and needs numpy and tokenizers, nothing else.
+`sbert-export --triton-repository` copies this file to `<name>_tokenizer/1/model.py`, beside
+`tokenizer.json` and `settings.json`. It runs in the server's Python backend and needs numpy and
+tokenizers, nothing else.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """FP16 arithmetic on a CPU that has none: every FP16 tensor of a graph as FP32 numbers, rounded to FP16.
 
-onnxruntime runs FP16 graphs on any CPU, but widens them and leaves the rounding between nodes out: of a model that
-overflows in FP16 it would give finite vectors. Here the rounding is explicit, after each node that computes something.
-Inside a node it is FP32, as in the matrix units of a GPU. To be run with onnxruntime's optimizations off: they would
-take the rounding out again.
+onnxruntime runs FP16 graphs on any CPU, but widens them and leaves the rounding between nodes out:
+of a model that overflows in FP16 it would give finite vectors. Here the rounding is explicit, after
+each node that computes something. Inside a node it is FP32, as in the matrix units of a GPU. To be
+run with onnxruntime's optimizations off: they would take the rounding out again.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ def certify(
 ) -> Certificate:
     """Compare the artifact at `path` with `reference` on `texts`, alone and in mixed batches.
 
-    Raises `ParityError`, with the worst texts, if a cosine is below `threshold` or a number is not finite.
+    Raises `ParityError`, with the worst texts, if a cosine is below `threshold` or a number is not
+    finite.
     """
     expected = expect(reference, texts)
     try:

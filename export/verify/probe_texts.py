@@ -136,7 +136,8 @@ def lengths_to_probe(shortest: int, longest: int) -> list[int]:
 def probe_texts(count_tokens: Callable[[Sequence[str]], list[int]], max_length: int) -> list[str]:
     """A text of each length to probe up to `max_length`, one that is longer, the odd ones and the plain ones.
 
-    `count_tokens` gives the number of tokens of each text, special ones included, without truncation.
+    `count_tokens` gives the number of tokens of each text, special ones included, without
+    truncation.
     """
     shortest = count_tokens(["a"])[0]
     fillers = _one_token_words(count_tokens)

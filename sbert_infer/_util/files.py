@@ -34,7 +34,8 @@ class StagedFile:
 def staged(target: Path) -> Iterator[StagedFile]:
     """Stage a new `target`. Leaving without `commit` removes every trace.
 
-    Where the system can, the staged file has no name, so not even a killed process leaves one behind.
+    Where the system can, the staged file has no name, so not even a killed process leaves one
+    behind.
     """
     target = Path(os.path.realpath(target))
     fd, path = _create(target)

@@ -3,8 +3,9 @@
     graph bytes | tokenizer entry | manifest entry | seal entry
                 ^ offset                           ^ sha256 of everything before
 
-Each entry is an ONNX metadata property; protobuf messages concatenate, so the file stays an ordinary model. The seal
-has a fixed size, so all of it is read from the end, and checked, before any parser or native library sees the file.
+Each entry is an ONNX metadata property; protobuf messages concatenate, so the file stays an
+ordinary model. The seal has a fixed size, so all of it is read from the end, and checked, before
+any parser or native library sees the file.
 """
 
 from __future__ import annotations
@@ -195,7 +196,8 @@ def open_artifact(path: str | os.PathLike[str]) -> Artifact:
         return open_plan(path)
     with path.open("rb") as file:
         try:
-            # Unmapped with its last view: an error's traceback still holds some, so closing it here would fail.
+            # Unmapped with its last view: an error's traceback still holds some, so closing it here
+            # would fail.
             return _read(path, memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
         except (ValueError, KeyError, TypeError) as error:  # empty file; malformed protobuf, JSON, UTF-8 or manifest
             raise CorruptError(f"{path}: not a readable artifact ({error})") from error
@@ -209,7 +211,8 @@ def _read(path: Path, data: memoryview) -> Artifact:
         raise CorruptError("its bytes have changed since it was written (sha256 differs); export or copy it again")
     entries = dict(_parse_entry(content) for _, content in protobuf_fields(body[offset:]))
     manifest = Manifest.from_json(entries[_MANIFEST])
-    # Nothing else may stand there: a parser would merge it into the graph. This checks the offset, too.
+    # Nothing else may stand there: a parser would merge it into the graph. This checks the offset,
+    # too.
     if body[offset:] != _entries(entries[_TOKENIZER], entries[_MANIFEST]):
         raise CorruptError("its end is damaged; export or copy it again")
     _check_data_files(path, manifest, external_locations(body[:offset]))

@@ -6,7 +6,8 @@
     cpu.onnx           the graph for CPUs; its weights are those inside model.onnx, widened when it is opened
     engines/...        none or more, each named by the runtime, its version and the GPU it is for
 
-The zip's comment holds the sha256 of manifest.json, so nothing is used before its bytes have been checked.
+The zip's comment holds the sha256 of manifest.json, so nothing is used before its bytes have been
+checked.
 """
 
 from __future__ import annotations

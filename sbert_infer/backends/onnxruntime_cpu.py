@@ -1,7 +1,7 @@
 """onnxruntime on the CPU: one session, single-threaded runs, called by as many threads as there are cores.
 
-A batch that is alone has all the cores to itself: for those there is a second, multi-threaded session, made when it is
-first worth it. See docs/adr/0007 for the measurements behind this.
+A batch that is alone has all the cores to itself: for those there is a second, multi-threaded
+session, made when it is first worth it. See docs/adr/0007 for the measurements behind this.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from sbert_infer.errors import EngineError
 
 __all__ = ["OnnxBackend"]
 
-# Activations of a batch this large stay in the cache; half or double of it makes no difference that can be measured.
+# Activations of a batch this large stay in the cache; half or double of it makes no difference that
+# can be measured.
 _MAX_BATCH_TOKENS = 512
 # The second session holds the weights once more: not for models whose file is larger than this.
 _MAX_SECOND_SESSION_BYTES = 512 * 2**20
-# Nor while runs overlap now and then: one that begins beside a multi-threaded run takes a core from it, and all of its
-# threads wait for the one that has none, at each of a hundred steps.
+# Nor while runs overlap now and then: one that begins beside a multi-threaded run takes a core from
+# it, and all of its threads wait for the one that has none, at each of a hundred steps.
 _CALM_S = 0.5
 
 

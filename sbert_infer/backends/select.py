@@ -7,7 +7,8 @@ For a plan, in this order:
 3. onnxruntime on the GPU;
 4. onnxruntime on the CPU, the weights widened to FP32.
 
-Building, and each step from there on, is a warning that says why, or an error if the user is strict.
+Building, and each step from there on, is a warning that says why, or an error if the user is
+strict.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ def embed(
 
 def _part_texts(part_rows: int | None) -> int:
     if part_rows is not None and part_rows % WINDOW_TEXTS:
-        # Texts are sorted by length in windows, and a part that ends within one would change what runs together.
+        # Texts are sorted by length in windows, and a part that ends within one would change what
+        # runs together.
         raise EmbedError(f"--part-rows must be a multiple of {WINDOW_TEXTS}, got {part_rows}")
     return part_rows or PART_TEXTS
 

@@ -1,8 +1,9 @@
 """Late chunking: vectors of spans of a document, pooled from the token vectors of one pass over all of it.
 
-So each span's vector knows what stands around it. A token belongs to the span that its first character, spaces aside,
-lies in. The special tokens at the start, and the prompt's, go with the document's first character, those at the end
-with its last: one span over everything has the vector that `encode` gives.
+So each span's vector knows what stands around it. A token belongs to the span that its first
+character, spaces aside, lies in. The special tokens at the start, and the prompt's, go with the
+document's first character, those at the end with its last: one span over everything has the vector
+that `encode` gives.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Multi-vector encoders (ColBERT and the like): a vector for each token of a text, prepared by the text's role.
 
-A query may be filled up with [MASK] tokens, whose vectors count though the others may not attend to them; of documents
-some tokens, often punctuation, get no vector. What the model was trained with is in the manifest, as `Role`s.
+A query may be filled up with [MASK] tokens, whose vectors count though the others may not attend to
+them; of documents some tokens, often punctuation, get no vector. What the model was trained with is
+in the manifest, as `Role`s.
 """
 
 from __future__ import annotations

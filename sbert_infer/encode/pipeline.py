@@ -236,7 +236,8 @@ class _Work:
 
 def _not_finite(vectors: Vectors) -> Indices:
     """The rows that have a NaN or an infinity."""
-    # A sum is finite only if every term is: cheaper than asking each one, and exact enough to look closer.
+    # A sum is finite only if every term is: cheaper than asking each one, and exact enough to look
+    # closer.
     with np.errstate(invalid="ignore", over="ignore"):
         total = vectors.sum()
     return np.empty(0, np.int64) if np.isfinite(total) else np.flatnonzero(~np.isfinite(vectors).all(axis=1))

@@ -22,7 +22,8 @@ def reduce_precision(
 ) -> npt.NDArray[Any]:
     """[n, dim] float32 -> [n, dim] int8 or uint8, or [n, dim / 8] packed bits.
 
-    `ranges`, for int8 and uint8, are the smallest and largest value of each dimension; those of `vectors` by default.
+    `ranges`, for int8 and uint8, are the smallest and largest value of each dimension; those of
+    `vectors` by default.
     """
     if precision == "float32":
         return vectors

@@ -35,8 +35,8 @@ Indices = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
 Row = tuple[npt.NDArray[np.int32], Vectors]  # dimensions, ascending, and the values there
 
-# Numbers of a batch's vectors while they are still dense: 16 MB a worker. By tokens alone, 512 of XLM-R's in texts of
-# three would be 170 vectors of 250,002 numbers, 170 MB.
+# Numbers of a batch's vectors while they are still dense: 16 MB a worker. By tokens alone, 512 of
+# XLM-R's in texts of three would be 170 vectors of 250,002 numbers, 170 MB.
 _MAX_BATCH_NUMBERS = 2**22
 
 
@@ -139,7 +139,8 @@ def scipy_sparse() -> Any:
         raise EngineError("sparse vectors need scipy: pip install 'sbert-infer[sparse]'") from error
 
 
-# ---------------------------------------------------------------------------------------------------- encoding
+# ----------------------------------------------------------------------------------------------------
+# encoding
 
 
 def is_sparse(manifest: Manifest) -> bool:
@@ -189,7 +190,8 @@ def encode_sparse(engine: Engine, texts: Iterable[Text], asked: Asked) -> Sparse
     return whole
 
 
-# ---------------------------------------------------------------------------------------------------- using them
+# ----------------------------------------------------------------------------------------------------
+# using them
 
 
 def as_csr(vectors: Any) -> Any:

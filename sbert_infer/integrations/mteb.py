@@ -1,6 +1,7 @@
 """What the package mteb asks of a model, for `Engine`: `mteb.evaluate(Engine("model.onnx"), tasks)`.
 
-mteb calls `encode` with batches of a data loader and the task they are from, and files results under the model's card.
+mteb calls `encode` with batches of a data loader and the task they are from, and files results
+under the model's card.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class CallOptions(NamedTuple):
     other_side: bool = False  # whether long texts are cut at the other end than the model's own
 
 
-# Tokenizes texts, of which each original finds its own, if not all differ; raises what the options say. Gives their
-# tokens, and how many of the first ones pooling leaves out.
+# Tokenizes texts, of which each original finds its own, if not all differ; raises what the options
+# say. Gives their tokens, and how many of the first ones pooling leaves out.
 Read = Callable[[list[Text], "Indices | None", CallOptions], tuple[TokenizedTexts, int]]
 
 

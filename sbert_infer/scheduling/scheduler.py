@@ -1,10 +1,11 @@
 """Which waiting texts run next: a queue of requests as a state machine, without threads and without a clock.
 
-Work leaves in rounds. A round takes texts from the queue, one half of them in turn, a quantum from each request, and
-the other half from the oldest requests; it cuts them into batches as `encode` does, and its batches leave one by one
-as workers ask. The turns bound what a small request waits for large ones before it, the age bounds what a large one
-waits for small ones behind it. A request may come before its tokens are counted: that is left to the workers, some
-requests at a time. See docs/adr/0010.
+Work leaves in rounds. A round takes texts from the queue, one half of them in turn, a quantum from
+each request, and the other half from the oldest requests; it cuts them into batches as `encode`
+does, and its batches leave one by one as workers ask. The turns bound what a small request waits
+for large ones before it, the age bounds what a large one waits for small ones behind it. A request
+may come before its tokens are counted: that is left to the workers, some requests at a time. See
+docs/adr/0010.
 """
 
 from __future__ import annotations
@@ -30,17 +31,19 @@ Indices = npt.NDArray[np.int64]
 
 # How much a batch that has just run counts in the measured speed.
 _NEWEST = 0.1
-# The share of the time until a deadline that may be promised. Large requests are overtaken by small ones that come
-# later, and speeds vary: in a simulation at five times the load, with 0.8 a tenth of the work came too late, with 0.6
-# none did.
+# The share of the time until a deadline that may be promised. Large requests are overtaken by small
+# ones that come later, and speeds vary: in a simulation at five times the load, with 0.8 a tenth of
+# the work came too late, with 0.6 none did.
 _USABLE = 0.6
-# What a worker reads, at most, before it gets its batch: some 3 ms of tokenizing, and of holding the lock.
+# What a worker reads, at most, before it gets its batch: some 3 ms of tokenizing, and of holding
+# the lock.
 _READ_TOKENS = 2048
 # What to tell a client who is refused before any speed was measured.
 _RETRY_S = 1.0
-# So many requests may be there however long that takes, until their deadlines. They may be all the callers that there
-# are, each with one request at a time, and would gain nothing from being sent away. More than that is overload, and for
-# some time nobody may wait for long: what is let in then is what others wait for when it is over.
+# So many requests may be there however long that takes, until their deadlines. They may be all the
+# callers that there are, each with one request at a time, and would gain nothing from being sent
+# away. More than that is overload, and for some time nobody may wait for long: what is let in then
+# is what others wait for when it is over.
 _PATIENT = 256
 _OVERLOAD_S = 10.0
 
@@ -67,17 +70,17 @@ class Limits:
     def half_round(self, requests: int) -> int:
         """Tokens that a round takes in turn, and again by age, when so many requests wait.
 
-        Small rounds are for whoever comes next. Large ones pad less, which only shows where many requests wait, each
-        of a few texts, and then nobody is served soon anyhow.
+        Small rounds are for whoever comes next. Large ones pad less, which only shows where many
+        requests wait, each of a few texts, and then nobody is served soon anyhow.
         """
         return self.workers * self.quantum * min(4, max(1, requests // 32))
 
     def tokens_before_turn(self, requests: int, most: int | None = None) -> int:
         """Tokens that start, at most, before the last of a new request of up to a quantum.
 
-        `requests` wait when it comes, and never more than `most` until it leaves. What may go first: the rest of a
-        round, rounds full of turns before its own, and its own round. A round may exceed its two halves by the last
-        turn of the one and the last text of the other.
+        `requests` wait when it comes, and never more than `most` until it leaves. What may go
+        first: the rest of a round, rounds full of turns before its own, and its own round. A round
+        may exceed its two halves by the last turn of the one and the last text of the other.
         """
         rounds = 2 + requests * self.quantum // self.half_round(0)
         return rounds * 2 * (self.half_round(most or requests) + self.quantum)
@@ -86,7 +89,8 @@ class Limits:
 class Scheduler:
     """The queue. `now` is any clock in seconds that never goes back.
 
-    Whoever calls holds a lock, except for `add` and `check`: those are for one thread, which should never have to wait.
+    Whoever calls holds a lock, except for `add` and `check`: those are for one thread, which should
+    never have to wait.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -94,15 +98,16 @@ class Scheduler:
         self.running: set[Work] = set()
         self.reserved_tokens = 0  # of texts that are still being tokenized; of the thread that adds requests
         self._overload_until = -math.inf  # as well
-        # Requests that nobody has read yet. What `add` counts only grows, and is written by the thread that adds; what
-        # is taken off is counted apart, under the lock.
+        # Requests that nobody has read yet. What `add` counts only grows, and is written by the
+        # thread that adds; what is taken off is counted apart, under the lock.
         self._arrivals: deque[Request] = deque()
         self._added = self._added_tokens = 0
         self._ended = self._read_tokens = 0
         self._done_tokens = self._done_s = 0.0  # of late, under load
         self._mark = 0.0  # when a batch last ended, or the first began
         self.batches = self.batch_tokens = self.padded_tokens = 0
-        # Requests with texts that no round has taken: by age, and with the one whose turn it is first.
+        # Requests with texts that no round has taken: by age, and with the one whose turn it is
+        # first.
         self._ages: OrderedDict[Request, None] = OrderedDict()
         self._turns: OrderedDict[Request, None] = OrderedDict()
         self._waiting_texts = self._waiting_tokens = self._planned_tokens = self._running_tokens = 0
@@ -144,7 +149,8 @@ class Scheduler:
     def check(self, tokens: int, deadline: float, now: float) -> None:
         """Raise `OverloadedError` if so many tokens don't fit into the queue, or would not be done in time.
 
-        What it reads are only numbers, which may be off by a round that is being planned. It notes an overload.
+        What it reads are only numbers, which may be off by a round that is being planned. It notes
+        an overload.
         """
         most, queued = self.limits.max_queue_tokens, self.queued_tokens
         if tokens > most:
@@ -224,8 +230,9 @@ class Scheduler:
         """A batch has run. Gives the requests of which nothing is left to do; none if the batch was abandoned."""
         if not self.abandon(work):
             return []
-        # What comes out while a full batch waits, whatever takes the time: that is the speed under load, which is what
-        # matters. Small batches of a few callers would make it seem much less, and large requests not worth a try.
+        # What comes out while a full batch waits, whatever takes the time: that is the speed under
+        # load, which is what matters. Small batches of a few callers would make it seem much less,
+        # and large requests not worth a try.
         if self.queued_tokens - self.reserved_tokens >= self.limits.max_batch_tokens:
             self._done_tokens = work.tokens + (1 - _NEWEST) * self._done_tokens
             self._done_s = now - self._mark + (1 - _NEWEST) * self._done_s
@@ -303,7 +310,8 @@ class Scheduler:
     def _budget(self, lengths: Indices) -> int:
         """Tokens per batch: the backend's best, but so that a short round has something for every worker.
 
-        Also for those that are not free yet: in a simulation of short texts at 70 % load, that made p99 a fifth less.
+        Also for those that are not free yet: in a simulation of short texts at 70 % load, that made
+        p99 a fifth less.
         """
         share = -(-int(lengths.sum()) // self.limits.workers)
         return min(self.limits.max_batch_tokens, max(share, self.limits.min_batch_tokens))

@@ -21,7 +21,8 @@ __all__ = ["TokenizerPool"]
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
-# Texts that are tokenized in one go: a caller with one text waits no longer than that for a caller with thousands.
+# Texts that are tokenized in one go: a caller with one text waits no longer than that for a caller
+# with thousands.
 _PIECE_TEXTS = 64
 _THREADS = 2  # the tokenizer shares a piece among the cores by itself, and releases the GIL
 # Characters that take some 0.2 ms to tokenize: handing them to a thread would cost as much.

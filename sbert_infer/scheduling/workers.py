@@ -1,6 +1,7 @@
 """Threads that run the batches of a scheduler, find the text that makes one fail, and are replaced if they hang or die.
 
-A thread can't be killed. One that hangs is left behind with its backend, and new ones start on a fresh backend.
+A thread can't be killed. One that hangs is left behind with its backend, and new ones start on a
+fresh backend.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ Observe = Callable[[str, float], object]
 _WATCH_S = 0.2
 _RETRY_S = 1.0
 _LONGEST_RETRY_S = 30.0
-# A batch that takes so many times as long as usual, but at least so long, seems to hang: `ready` turns off.
+# A batch that takes so many times as long as usual, but at least so long, seems to hang: `ready`
+# turns off.
 _SUSPECT_TIMES = 10
 _SUSPECT_S = 0.5
 # Each backend that was left behind keeps its memory. After so many, only a new process helps.
@@ -254,7 +256,8 @@ class Workers:
 def find_faults(run: Callable[[list[Part]], list[Part]], parts: list[Part], check: Callable[[], object]) -> list[Fault]:
     """Run texts, and if that fails run halves of them, down to the texts that fail by themselves.
 
-    `run` gives the texts whose vectors are not finite. `check` raises if it is not a text's fault that `run` raised.
+    `run` gives the texts whose vectors are not finite. `check` raises if it is not a text's fault
+    that `run` raised.
     """
     faults: list[Fault] = []
     todo = [parts]

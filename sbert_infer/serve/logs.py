@@ -17,7 +17,8 @@ __all__ = ["LogWriter", "logging_to_stderr"]
 
 _MAX_LINES = 10_000  # that wait to be written; more are lost
 _EVERY_S = 0.1
-# What our lines never show. The standard library's own advice for those in a hurry is to turn them off.
+# What our lines never show. The standard library's own advice for those in a hurry is to turn them
+# off.
 _DETAILS = ("_srcfile", "logThreads", "logProcesses", "logMultiprocessing")
 
 

@@ -12,8 +12,8 @@ __all__ = ["Batch", "bucket_edges", "plan_batches"]
 
 Indices = npt.NDArray[np.int64]
 
-# What starting a batch costs, in tokens: a batch of 128 has 8 % less throughput per token than one of 512 (measured on
-# MiniLM, 2 cores, FP32 and int8 alike).
+# What starting a batch costs, in tokens: a batch of 128 has 8 % less throughput per token than one
+# of 512 (measured on MiniLM, 2 cores, FP32 and int8 alike).
 BATCH_COST_TOKENS = 16
 
 
@@ -33,10 +33,10 @@ def plan_batches(
 ) -> list[Batch]:
     """Cut texts, sorted by length, into batches of at most `max_batch_tokens` tokens, padding included.
 
-    The cuts are those that cost the least: the tokens that run, padding included, and a little for each batch. A batch
-    is padded to its longest text or, with `edges`, to the next edge: then the only lengths that run are the edges. The
-    longest come first, so that the short batches at the end fill whatever worker is free. A text longer than the
-    budget runs alone.
+    The cuts are those that cost the least: the tokens that run, padding included, and a little for
+    each batch. A batch is padded to its longest text or, with `edges`, to the next edge: then the
+    only lengths that run are the edges. The longest come first, so that the short batches at the
+    end fill whatever worker is free. A text longer than the budget runs alone.
 
     >>> [batch.rows.tolist() for batch in plan_batches(np.array([35, 90, 36, 40]), max_batch_tokens=120)]
     [[1], [3, 2, 0]]
@@ -71,8 +71,9 @@ def _batch_sizes(padded: Indices, max_batch_tokens: int, max_batch_texts: int) -
 def bucket_edges(lengths: Indices, count: int, longest: int, multiple: int = 1) -> list[int]:
     """At most `count` lengths, the last of them `longest`, that pad texts of these `lengths` the least in total.
 
-    Edges are multiples of `multiple` (the last one is `longest` itself). A dynamic programme over the histogram: the
-    least cost of all texts up to an edge, given how many edges are used, from the least costs of the edges before it.
+    Edges are multiples of `multiple` (the last one is `longest` itself). A dynamic programme over
+    the histogram: the least cost of all texts up to an edge, given how many edges are used, from
+    the least costs of the edges before it.
 
     >>> bucket_edges(np.array([5, 5, 5, 90, 91, 92]), count=2, longest=128)
     [5, 128]

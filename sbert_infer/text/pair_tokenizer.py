@@ -1,7 +1,8 @@
 """Pairs of texts to token ids: both texts, and the special tokens around and between them.
 
-The texts are tokenized one by one and put together here. `tokenizers` can do that by itself, but when it cuts a pair it
-also makes every combination of the pieces that it cut off: two texts of 200 KB would take gigabytes.
+The texts are tokenized one by one and put together here. `tokenizers` can do that by itself, but
+when it cuts a pair it also makes every combination of the pieces that it cut off: two texts of 200
+KB would take gigabytes.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class PairTokenizer(Tokenizer):
     def _shorter(self, pair: Pair) -> Pair:
         """A pair that gives the same tokens.
 
-        A long text may be cut to a prefix where the other one fits by itself. Where neither does, how many tokens are
-        kept of each depends on which of them is longer.
+        A long text may be cut to a prefix where the other one fits by itself. Where neither does,
+        how many tokens are kept of each depends on which of them is longer.
         """
         first, second = pair
         if len(second) > LONG * self.max_length and self._fits(first):

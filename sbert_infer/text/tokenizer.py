@@ -18,11 +18,12 @@ __all__ = ["TokenizedTexts", "Tokenizer"]
 
 Ids = npt.NDArray[np.int64]
 
-# Characters per allowed token: a text with more than LONG is cut to a prefix of PREFIX before it is tokenized, which
-# is still several times what a token of ordinary text takes.
+# Characters per allowed token: a text with more than LONG is cut to a prefix of PREFIX before it is
+# tokenized, which is still several times what a token of ordinary text takes.
 LONG, _PREFIX = 16, 8
 _MARGIN = 256  # characters
-# The tokenizer holds the GIL while it encodes one text, but not a batch: a long text would hold up all other threads.
+# The tokenizer holds the GIL while it encodes one text, but not a batch: a long text would hold up
+# all other threads.
 _SHORT = 1000  # characters
 _ZERO = np.zeros(1, np.int64)
 
@@ -159,8 +160,9 @@ class Tokenizer:
 def _is_settled(prefix: tokenizers.Encoding, size: int) -> bool:
     """Whether the tokens kept of a prefix of `size` characters would be the same if the text went on.
 
-    A cut changes the word (or run of spaces) it falls into, and what is found across words close to it, such as a
-    special token or a character with its accents: the tokens must end before that word and well before the cut.
+    A cut changes the word (or run of spaces) it falls into, and what is found across words close to
+    it, such as a special token or a character with its accents: the tokens must end before that
+    word and well before the cut.
     """
     if not prefix.overflowing:
         return False

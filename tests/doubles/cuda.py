@@ -1,7 +1,7 @@
 """A double of GPUs and of CUDA, for machines without them: NOT CUDA, and no proof of speed or numerics.
 
-It stands in for `cuda.bindings.runtime` and for the driver, with the same names and parameters (a test compares them
-with the real package), and is as strict and as lazy as a GPU may be:
+It stands in for `cuda.bindings.runtime` and for the driver, with the same names and parameters (a
+test compares them with the real package), and is as strict and as lazy as a GPU may be:
 
 - device memory has made-up addresses; only copies reach it;
 - work on a stream is queued, and done only when somebody waits for it, so that a missing wait gives wrong vectors;

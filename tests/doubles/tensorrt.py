@@ -1,6 +1,7 @@
 """A double of TensorRT's runtime, on the double of a GPU: NOT TensorRT, and no proof of speed or numerics.
 
-Its classes have the names and parameters of the real ones (a test compares them), and hold to NVIDIA's rules:
+Its classes have the names and parameters of the real ones (a test compares them), and hold to
+NVIDIA's rules:
 
 - the memory for a context's activations belongs to one stream at a time, and every context is given it;
 - a context is changed only before its graph is captured: a graph of a context that was changed or freed is void;

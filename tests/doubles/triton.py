@@ -1,8 +1,9 @@
 """A double of Triton Inference Server, as far as an ensemble of ours needs it: NOT Triton, and no proof that it loads.
 
-The configurations are parsed with Triton's own protobuf definition, and held to the rules that its documentation and
-error messages give: names and folders agree, the steps' tensors have one type and shape, a batch has one shape. The
-Python step sees the names that `triton_python_backend_utils` has; the ONNX model runs in onnxruntime on the CPU.
+The configurations are parsed with Triton's own protobuf definition, and held to the rules that its
+documentation and error messages give: names and folders agree, the steps' tensors have one type and
+shape, a batch has one shape. The Python step sees the names that `triton_python_backend_utils` has;
+the ONNX model runs in onnxruntime on the CPU.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class RefusedError(Exception):
     """What a client gets instead of a response."""
 
 
-# What a Python model sees ---------------------------------------------------------------------------------------------
+# What a Python model sees -------------------------------------------------------------------------
 
 
 class TritonError:
@@ -111,7 +112,7 @@ def _utils() -> ModuleType:
     return module
 
 
-# The server -----------------------------------------------------------------------------------------------------------
+# The server ---------------------------------------------------------------------------------------
 
 
 @dataclass

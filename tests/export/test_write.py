@@ -125,7 +125,8 @@ def test_a_link_stays_a_link(old: Path, large: bool, make_checkpoint: MakeCheckp
     Engine(old).close()
 
 
-# ------------------------------------------------------------------------------------------------- when it goes wrong
+# -------------------------------------------------------------------------------------------------
+# when it goes wrong
 
 
 @contextmanager
@@ -180,8 +181,9 @@ def test_interrupted(old: Path, large: bool, make_checkpoint: MakeCheckpoint, mo
     assert contents(old.parent) == before
 
 
-# Runs the real command, but stops for good in front of a given function: then it is killed. Each time in a process of
-# its own, forked from one that has imported all there is to import, which takes seconds.
+# Runs the real command, but stops for good in front of a given function: then it is killed. Each
+# time in a process of its own, forked from one that has imported all there is to import, which
+# takes seconds.
 DRIVER = """
 import json, os, sys, time
 import onnx, onnx_ir as ir

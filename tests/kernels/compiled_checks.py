@@ -124,7 +124,7 @@ def test_large_tensors_on_amd(compiled: list[Any]) -> None:
     assert "buffer_load_dwordx4" not in compiled[0].asm["amdgcn"]
 
 
-# The checks themselves: each must see what it is there for. ----------------------------------------------------------
+# The checks themselves: each must see what it is there for. ---------------------------------------
 
 
 def use_tiles(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tiles], Tiles]) -> None:

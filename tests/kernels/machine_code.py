@@ -12,8 +12,8 @@ from typing import Any
 
 import triton
 
-# 65536 registers / (128 x 256 threads) = 2 programs on a multiprocessor, each with a tile of loads (8 KB) or two under
-# way. An H100 needs 18 KB to keep its memory busy (3350 GB/s x 700 ns / 132).
+# 65536 registers / (128 x 256 threads) = 2 programs on a multiprocessor, each with a tile of loads
+# (8 KB) or two under way. An H100 needs 18 KB to keep its memory busy (3350 GB/s x 700 ns / 132).
 MAX_REGISTERS = 128
 MIN_WIDE_LOADS = 2  # those before the loop, and those in it
 
@@ -39,7 +39,8 @@ def read(kernel: Any) -> MachineCode:
 def problems(code: MachineCode, *, other_loads: frozenset[int] = frozenset()) -> list[str]:
     """What is wrong with a kernel whose hidden states should be read 128 bits at a time.
 
-    `other_loads` are the widths that masks and spans are read with; anything else must be the hidden states.
+    `other_loads` are the widths that masks and spans are read with; anything else must be the
+    hidden states.
     """
     found = []
     if code.loads[128] < MIN_WIDE_LOADS:

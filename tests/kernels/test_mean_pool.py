@@ -56,7 +56,7 @@ def test_halves_are_added_in_single_precision() -> None:
     assert mean_pool(hidden, torch.ones(1, 2049, dtype=torch.bool), out_dtype=torch.float16).dtype == torch.float16
 
 
-# As a torch operator ------------------------------------------------------------------------------------------------
+# As a torch operator ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
@@ -96,7 +96,7 @@ def test_exports_with_dynamic_shapes() -> None:
     assert_same(program.module()(*arguments), Pooler()(*arguments))
 
 
-# Refusals -------------------------------------------------------------------------------------------------------------
+# Refusals -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ except ModuleNotFoundError as error:
     assert run.stdout == "pooling on a GPU needs Triton: pip install triton\n", run.stderr
 
 
-# Tiles ----------------------------------------------------------------------------------------------------------------
+# Tiles --------------------------------------------------------------------------------------------
 
 
 def split(rows: int, length: int | None, width: int = 384, *, normalize: bool = True) -> tuple[tuple[int, ...], bool]:

@@ -60,9 +60,10 @@ def write_checkpoint(
 ) -> Path:
     """Write one into `folder` and return it. `pooling` and `dense` are spelled as sentence-transformers does.
 
-    `layer_pooling` is the first layer of a WeightedLayerPooling; each of `dense` holds the arguments of one Dense,
-    less `in_features`, and with `activation_function` as a name in `torch.nn`. `lower_case` is `do_lower_case`;
-    `config` overrides values of the transformer's config.json.
+    `layer_pooling` is the first layer of a WeightedLayerPooling; each of `dense` holds the
+    arguments of one Dense, less `in_features`, and with `activation_function` as a name in
+    `torch.nn`. `lower_case` is `do_lower_case`; `config` overrides values of the transformer's
+    config.json.
     """
     write_transformer(
         folder,

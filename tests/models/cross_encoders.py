@@ -43,8 +43,8 @@ def write_cross_encoder(
 ) -> Path:
     """Write one into `folder` and return it.
 
-    `layout` is that of sentence-transformers since 5.4 ("new"), 4 and 5 ("middle") and 3 ("old"), or a model that was
-    never in it ("plain").
+    `layout` is that of sentence-transformers since 5.4 ("new"), 4 and 5 ("middle") and 3 ("old"),
+    or a model that was never in it ("plain").
     """
     write_transformer(folder, family, max_length=max_length, seed=seed)
     with contextlib.redirect_stderr(io.StringIO()):  # the head is new, as transformers reports

@@ -45,8 +45,9 @@ def small_encoder(
 ) -> bytes:
     """One attention layer and mean pooling.
 
-    `tokens`: gives the token vectors, without pooling. `foreign`: operators at its end that nobody knows.
-    `wide`: one product is in FP32. `outer`: one outer product is, as those of rotary positions are.
+    `tokens`: gives the token vectors, without pooling. `foreign`: operators at its end that nobody
+    knows. `wide`: one product is in FP32. `outer`: one outer product is, as those of rotary
+    positions are.
     """
     graph = _Graph(dtype)
     hidden = _attention(graph, graph.add("Gather", [graph.weight("words", VOCABULARY, DIM), "input_ids"], "embedded"))

@@ -33,7 +33,7 @@ def fakes(small: Engine, monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend]:
     return install(small, monkeypatch)
 
 
-# The same vectors ---------------------------------------------------------------------------------------------------
+# The same vectors ---------------------------------------------------------------------------------
 
 
 def test_vectors_are_those_of_the_engine(small: Engine) -> None:
@@ -133,7 +133,7 @@ def test_a_wrong_argument_is_refused_as_by_the_engine(small: Engine) -> None:
         AsyncEngine(small, max_batch_tokens=513)
 
 
-# Waiting, and not waiting -------------------------------------------------------------------------------------------
+# Waiting, and not waiting -------------------------------------------------------------------------
 
 
 def test_texts_of_many_callers_run_together(small: Engine, fakes: list[FakeBackend]) -> None:
@@ -342,7 +342,7 @@ def test_one_text_is_served_between_thousands(small: Engine, fakes: list[FakeBac
     run(main)
 
 
-# Truncation, statistics, the end ------------------------------------------------------------------------------------
+# Truncation, statistics, the end ------------------------------------------------------------------
 
 
 def test_truncation(small: Engine) -> None:

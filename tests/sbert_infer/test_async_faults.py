@@ -44,7 +44,7 @@ def faulty(engine: Engine, text: str, do: Callable[[Vectors, Any], object]) -> C
     return fault
 
 
-# A text that can't be tokenized --------------------------------------------------------------------------------------
+# A text that can't be tokenized -------------------------------------------------------------------
 
 
 class Panic(BaseException):
@@ -81,7 +81,7 @@ def test_a_tokenizer_that_fails_on_a_text_fails_only_its_call(
     run(main)
 
 
-# One bad text -------------------------------------------------------------------------------------------------------
+# One bad text -------------------------------------------------------------------------------------
 
 
 def spoil(vectors: Vectors, found: Any) -> None:
@@ -139,7 +139,7 @@ def test_a_backend_that_gives_nan_for_everything_is_replaced(small: Engine, fake
     run(main)
 
 
-# Workers that hang or die -------------------------------------------------------------------------------------------
+# Workers that hang or die -------------------------------------------------------------------------
 
 
 def test_a_worker_that_hangs_is_replaced(small: Engine, fakes: list[FakeBackend]) -> None:

@@ -1,8 +1,9 @@
 """A trained cross-encoder: recognised, read from a folder or the hub, validated as a whole.
 
-sentence-transformers has saved its `CrossEncoder` in three layouts: the model alone, with the activation function as
-`sbert_ce_default_activation_function` in config.json (before 4), as `sentence_transformers.activation_fn` there (4 and
-5), or beside modules.json in config_sentence_transformers.json (since 5.4). Without any of these it is a plain model of
+sentence-transformers has saved its `CrossEncoder` in three layouts: the model alone, with the
+activation function as `sbert_ce_default_activation_function` in config.json (before 4), as
+`sentence_transformers.activation_fn` there (4 and 5), or beside modules.json in
+config_sentence_transformers.json (since 5.4). Without any of these it is a plain model of
 transformers for sequence classification, with the activation that `CrossEncoder` takes by default.
 """
 
@@ -62,8 +63,8 @@ def read_cross_encoder(
 ) -> CrossEncoderCheckpoint:
     """Read and validate the cross-encoder in a local folder or under a hub id.
 
-    `max_length` replaces the checkpoint's own length limit, which is for both texts of a pair together. Raises one
-    `CheckpointError` with every problem.
+    `max_length` replaces the checkpoint's own length limit, which is for both texts of a pair
+    together. Raises one `CheckpointError` with every problem.
     """
     path = locate(str(source), trust_remote_code)
     problems: Problems = []

@@ -47,7 +47,8 @@ class ScoreCertificate:
 def probe_pairs(count_tokens: Callable[[Sequence[Pair]], list[int]], max_length: int) -> list[Pair]:
     """Pairs of each length to probe up to `max_length`, longer ones, odd ones and plain ones.
 
-    `count_tokens` gives the number of tokens of each pair, special ones included, without truncation.
+    `count_tokens` gives the number of tokens of each pair, special ones included, without
+    truncation.
     """
     texts = probe_texts(lambda some: count_tokens([(_QUERY, text) for text in some]), min(max_length, MAX_PROBE_LENGTH))
     longest = max(texts, key=len)
@@ -69,8 +70,8 @@ def certify_scores(
 ) -> ScoreCertificate:
     """Compare the artifact at `path` with `reference` on `pairs`, alone and in mixed batches.
 
-    Raises `ParityError`, with the worst pairs, if the correlation is below `threshold`, if a number is not finite, or
-    if the artifact is to be `exact`, as FP32 is, and a score is not.
+    Raises `ParityError`, with the worst pairs, if the correlation is below `threshold`, if a number
+    is not finite, or if the artifact is to be `exact`, as FP32 is, and a score is not.
     """
     expected = reference.score(pairs)
     if not np.isfinite(expected).all():

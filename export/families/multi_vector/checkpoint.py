@@ -1,8 +1,9 @@
 """A trained multi-vector encoder (ColBERT and the like): recognised, read from a folder or the hub, validated.
 
-Three layouts: that of sentence-transformers' `MultiVectorEncoder`, where the modules' files hold all settings; that of
-PyLate, where config_sentence_transformers.json does, and where the last two modules, which decide what counts and scale
-each vector to length 1, go without saying; and that of Stanford's code, for which see `stanford_colbert`.
+Three layouts: that of sentence-transformers' `MultiVectorEncoder`, where the modules' files hold
+all settings; that of PyLate, where config_sentence_transformers.json does, and where the last two
+modules, which decide what counts and scale each vector to length 1, go without saying; and that of
+Stanford's code, for which see `stanford_colbert`.
 """
 
 from __future__ import annotations

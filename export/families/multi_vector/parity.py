@@ -55,7 +55,8 @@ def certify_multi_vector(
 ) -> MultiVectorCertificate:
     """Compare the artifact at `path` with `reference` on `texts`, in each role, alone and in batches.
 
-    Raises `ParityError`, with the text, if a token's cosine is below `threshold`, or if other tokens get vectors.
+    Raises `ParityError`, with the text, if a token's cosine is below `threshold`, or if other
+    tokens get vectors.
     """
     cosines, errors, batch_errors, scored = [], [], [], {}
     for task in reference.multi_vector.roles:

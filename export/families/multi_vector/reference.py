@@ -97,7 +97,8 @@ def _build(spec: ModuleSpec, checkpoint: Checkpoint, encoder: nn.Module) -> nn.M
 def load_multi_vector_reference(multi_vector: MultiVectorCheckpoint) -> MultiVectorReference:
     """Load the weights in FP32. Raises `CheckpointError` for weights that are missing, misshapen or unknown."""
     checkpoint = multi_vector.checkpoint
-    # Stanford's layout has the projection among these; beside modules.json, whose Dense counts, it may have stayed.
+    # Stanford's layout has the projection among these; beside modules.json, whose Dense counts, it
+    # may have stayed.
     encoder = load_encoder(checkpoint, besides=(PROJECTION,))
     tokenizer = load_tokenizer(checkpoint)
     mark_prefixes(tokenizer, multi_vector.prefixes)

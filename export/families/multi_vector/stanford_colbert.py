@@ -1,8 +1,8 @@
 """ColBERT's own layout, that of Stanford's code: the projection among the transformer's weights, settings beside them.
 
-Its config.json names the architecture HF_ColBERT, and artifact.metadata holds how the model was trained, of which a few
-values say how it is used. What goes without saying there: a query is always filled up with [MASK], a document's
-punctuation does not count, each vector has length 1.
+Its config.json names the architecture HF_ColBERT, and artifact.metadata holds how the model was
+trained, of which a few values say how it is used. What goes without saying there: a query is always
+filled up with [MASK], a document's punctuation does not count, each vector has length 1.
 """
 
 from __future__ import annotations

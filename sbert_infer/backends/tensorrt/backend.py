@@ -50,7 +50,8 @@ class TensorRTBackend:
             profiles: the shapes it was built for.
             devices: the GPUs to use.
             dim: the length of a vector.
-            prompt_length: whether the model leaves a prompt's tokens out of pooling, and so must be told their number.
+            prompt_length: whether the model leaves a prompt's tokens out of pooling, and so must be
+                told their number.
             cuda_graphs: record the work of each shape once and launch it as a whole.
             pooler: pools token vectors, for an engine that gives those.
 
@@ -73,9 +74,11 @@ class TensorRTBackend:
             engines = [LoadedEngine(trt, engine, profiles, interface, device, cuda_graphs) for device in devices]
             for loaded in engines:
                 made.callback(loaded.close)
-            # The last of these is taken first. A slot that was used comes next again, for its graphs are there.
+            # The last of these is taken first. A slot that was used comes next again, for its
+            # graphs are there.
             self._free = [_owned_slot(made, loaded, profiles, pooler) for loaded in engines * _SLOTS_PER_DEVICE][::-1]
-            # Whoever forgets to close it has the memory back with the object, or at the interpreter's end.
+            # Whoever forgets to close it has the memory back with the object, or at the
+            # interpreter's end.
             self._free_all = weakref.finalize(self, _close_in, self._pid, made.pop_all())
 
     def run(

@@ -1,6 +1,7 @@
 """From an ONNX model to a TensorRT engine.
 
-TensorRT itself builds for the GPU at hand; TensorRT-RTX for any GPU it knows, on a machine that need not have one.
+TensorRT itself builds for the GPU at hand; TensorRT-RTX for any GPU it knows, on a machine that
+need not have one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ BUILD_VERSION = 1  # to be raised when an engine built from here on would differ
 
 _BATCHED_INPUTS = ("input_ids", "attention_mask")
 _SCALAR_INPUT = "prompt_length"
-# Scratch that a single kernel may ask for. The products of an encoder need far less; the default is the whole GPU.
+# Scratch that a single kernel may ask for. The products of an encoder need far less; the default is
+# the whole GPU.
 _WORKSPACE_BYTES = 1 << 30
 
 
@@ -60,7 +62,8 @@ def build_engine(
         trt: the TensorRT that builds it, and the only version that will run it.
         onnx_model: the model, in standard operators; its types are kept as they are.
         profiles: the shapes it will run.
-        target: the GPU it is for, one of `targets(trt)`; by default the GPU `device` of this machine.
+        target: the GPU it is for, one of `targets(trt)`; by default the GPU `device` of this
+            machine.
         device: the GPU of this machine that is used when no `target` is given.
         half: refuse a model whose matrix products are not in FP16.
         timing_cache: what an earlier build of the same version on the same kind of GPU returned.
@@ -94,7 +97,8 @@ def _in_thread(work: Callable[[], BuiltEngine], stop: threading.Event) -> BuiltE
         try:
             future.set_result(work())
         except BaseException as error:
-            # Frees TensorRT's objects here and in order; with the traceback they would wait for the garbage collector.
+            # Frees TensorRT's objects here and in order; with the traceback they would wait for the
+            # garbage collector.
             traceback.clear_frames(error.__traceback__)
             future.set_exception(error)
 
@@ -183,8 +187,8 @@ class _Build:
 def check_half(trt: TensorRT, network: Any) -> None:
     """Raise unless all matrix products of tokens in a parsed network give FP16; the message names those that do not.
 
-    What follows pooling, [batch, dim], is FP32 on purpose. Outer products (of one column and one row, as in rotary
-    position tables) are left out: they sum nothing.
+    What follows pooling, [batch, dim], is FP32 on purpose. Outer products (of one column and one
+    row, as in rotary position tables) are left out: they sum nothing.
     """
     half = trt.module.DataType.HALF
     layers = [network.get_layer(index) for index in range(network.num_layers)]

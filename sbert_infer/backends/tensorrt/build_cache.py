@@ -1,7 +1,7 @@
 """TensorRT engines that were built on this machine, and the kernel timings found meanwhile, in the user's cache folder.
 
-An engine's file is named by all it depends on, and begins with the sha256 of its content. A process that builds one
-holds a lock, so that others wait for it instead of building the same.
+An engine's file is named by all it depends on, and begins with the sha256 of its content. A process
+that builds one holds a lock, so that others wait for it instead of building the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The NVIDIA driver, and the little of CUDA that the TensorRT backend needs: streams, buffers, copies and graphs.
 
-Asking for the driver goes through ctypes: it must be possible on any machine, without a package, and before any library
-that would crash without a driver. All else goes through NVIDIA's own `cuda-bindings`; see docs/adr/0009.
+Asking for the driver goes through ctypes: it must be possible on any machine, without a package,
+and before any library that would crash without a driver. All else goes through NVIDIA's own
+`cuda-bindings`; see docs/adr/0009.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ __all__ = [
     "set_device",
 ]
 
-# -------------------------------------------------------------------------------------------------------- the driver
+# --------------------------------------------------------------------------------------------------------
+# the driver
 
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
@@ -102,7 +104,8 @@ def _driver_error(driver: Any, code: int) -> str:
     return name.value.decode() if name.value else f"error {code}"
 
 
-# ------------------------------------------------------------------------------------------------------- the runtime
+# -------------------------------------------------------------------------------------------------------
+# the runtime
 
 
 @functools.cache
@@ -211,7 +214,8 @@ class Graph:
     """Work that was recorded once and is launched as a whole."""
 
     def __init__(self, stream: Stream, enqueue: Callable[[], object]) -> None:
-        # Thread-local: what other threads do meanwhile, such as allocating for a batch of their own, is no concern.
+        # Thread-local: what other threads do meanwhile, such as allocating for a batch of their
+        # own, is no concern.
         mode = _runtime().cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         _call("cudaStreamBeginCapture", stream.handle, mode)
         try:

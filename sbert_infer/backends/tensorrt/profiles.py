@@ -47,13 +47,15 @@ def make_profiles(
 ) -> tuple[Profile, ...]:
     """At most `count` buckets that pad texts of these `lengths` the least, up to `longest` tokens.
 
-    Without `lengths`, texts from 8 to 16 tokens are taken to be as much work as those from 16 to 32, and so on: short
-    texts are many, long ones are few. The buckets that follow from it waste a like share of work at every length.
+    Without `lengths`, texts from 8 to 16 tokens are taken to be as much work as those from 16 to
+    32, and so on: short texts are many, long ones are few. The buckets that follow from it waste a
+    like share of work at every length.
 
     >>> [profile.length for profile in make_profiles(None, longest=512, max_batch_tokens=8192)]
     [16, 32, 64, 136, 272, 512]
     >>> make_profiles(np.array([5, 6, 30]), longest=64, max_batch_tokens=1024, count=2)
-    (Profile(length=8, best_batch=128, max_batch=128), Profile(length=64, best_batch=16, max_batch=16))
+    (Profile(length=8, best_batch=128, max_batch=128), Profile(length=64, best_batch=16,
+    max_batch=16))
     """
     if max_batch_tokens < 1:
         raise ValueError(f"max_batch_tokens must be at least 1, got {max_batch_tokens}")

@@ -1,8 +1,9 @@
 """What runs one batch at a time on one GPU: a stream, its buffers, and one execution context per shape.
 
-NVIDIA's rule for CUDA graphs is one context per captured graph, never changed afterwards, and activation memory that
-the contexts share. So a context is made for each shape when it first runs (there are few: a profile's length with its
-batch sizes), and a slot's contexts, which run one after another on one stream, share one block of memory.
+NVIDIA's rule for CUDA graphs is one context per captured graph, never changed afterwards, and
+activation memory that the contexts share. So a context is made for each shape when it first runs
+(there are few: a profile's length with its batch sizes), and a slot's contexts, which run one after
+another on one stream, share one block of memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Which TensorRT is installed, and all that differs between TensorRT 10, 11 and TensorRT for RTX.
 
-Both packages have nearly the same Python API. What this project uses of it is the same in all three, except:
+Both packages have nearly the same Python API. What this project uses of it is the same in all
+three, except:
 
 |                        | TensorRT 10.x      | TensorRT 11.x      | TensorRT-RTX 1.x                              |
 |------------------------|--------------------|--------------------|-----------------------------------------------|
@@ -10,8 +11,9 @@ Both packages have nearly the same Python API. What this project uses of it is t
 | CUDA graphs            | captured by us     | captured by us     | by itself, once its kernels are specialised   |
 | activation memory      | given by us        | given by us        | likewise, if REQUIRE_USER_ALLOCATION was set  |
 
-The first row needs no code (the flag is always given); the others are the fields of `TensorRT`. Not listed is what was
-removed in 11 and is not used here: weak typing, implicit batches, calibrators, `supports_model`, `device_memory_size`.
+The first row needs no code (the flag is always given); the others are the fields of `TensorRT`. Not
+listed is what was removed in 11 and is not used here: weak typing, implicit batches, calibrators,
+`supports_model`, `device_memory_size`.
 """
 
 from __future__ import annotations
@@ -56,8 +58,9 @@ class TensorRT:
 def _make_log(base: Any) -> Any:
     """One for all, never freed.
 
-    TensorRT has a single logger, and tells it when an object is made with another. It does so under a lock, while
-    Python may switch to a thread that waits for that lock with the GIL held. Two threads, each with its logger, hang.
+    TensorRT has a single logger, and tells it when an object is made with another. It does so under
+    a lock, while Python may switch to a thread that waits for that lock with the GIL held. Two
+    threads, each with its logger, hang.
     """
 
     class Log(base):  # type: ignore[misc]

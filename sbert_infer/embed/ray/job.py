@@ -1,7 +1,8 @@
 """The job on a Ray cluster: Ray Data reads, actors with an engine each embed, and a folder of Parquet files is written.
 
-Ray's own checkpoints note the rows of each file before and after it is written, so the same command goes on after the
-driver or the whole cluster has died; what dies with an actor or a node, Ray runs again.
+Ray's own checkpoints note the rows of each file before and after it is written, so the same command
+goes on after the driver or the whole cluster has died; what dies with an actor or a node, Ray runs
+again.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ FILE_ROWS = 1 << 40  # row `r` of file `f` has the number `f * FILE_ROWS + r`: u
 class CorpusDatasource(Datasource):  # type: ignore[misc]
     """Reads blocks of `block_rows` rows: columns `row`, the id, those carried along, the text, and what is wrong.
 
-    A Parquet file is read by many tasks, a file of lines by one, since nobody knows where its rows begin.
+    A Parquet file is read by many tasks, a file of lines by one, since nobody knows where its rows
+    begin.
     """
 
     def __init__(self, sources: Sequence[Source], columns: Columns, block_rows: int) -> None:

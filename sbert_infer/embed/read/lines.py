@@ -1,6 +1,7 @@
 """Files of lines to blocks of rows: plain text, JSONL, CSV and TSV.
 
-The standard library parses them, and not pyarrow, since one bad line must not take its neighbours along.
+The standard library parses them, and not pyarrow, since one bad line must not take its neighbours
+along.
 """
 
 from __future__ import annotations

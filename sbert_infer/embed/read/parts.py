@@ -20,7 +20,8 @@ from sbert_infer.errors import EmbedError
 
 __all__ = ["BadRow", "Part", "Position", "cut_parts"]
 
-# A part that has met as many bad rows, or as many characters, ends with its window, so that memory stays flat.
+# A part that has met as many bad rows, or as many characters, ends with its window, so that memory
+# stays flat.
 _MANY_BAD = 1 << 16
 _MANY_CHARACTERS = 1 << 26
 
@@ -80,8 +81,9 @@ def cut_parts(
 ) -> Iterator[Part]:
     """The rows from `start` on, at most up to row `limit` of the whole input. The last part may have no texts.
 
-    Where parts end depends on nothing but the rows before, and is always after a multiple of `WINDOW_TEXTS` texts: so
-    the same texts run together whether or not the job was interrupted, and vectors are the same to the last bit.
+    Where parts end depends on nothing but the rows before, and is always after a multiple of
+    `WINDOW_TEXTS` texts: so the same texts run together whether or not the job was interrupted, and
+    vectors are the same to the last bit.
     """
     if part_texts % WINDOW_TEXTS:
         raise ValueError(f"part_texts must be a multiple of {WINDOW_TEXTS}, got {part_texts}")

@@ -1,6 +1,7 @@
 """Requests that the queue would refuse anyhow: answered before anything is made of them.
 
-With five times the load that can be served, that is what most requests are. The cheaper it is, the more others get.
+With five times the load that can be served, that is what most requests are. The cheaper it is, the
+more others get.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class Refusal(NamedTuple):
 class Gate:
     """Answers 429 on `paths`, which run a model, while no model would take one more text.
 
-    Ordinary requests are refused by their connection, which asks `refusal`. What it passes on, a large body or a
-    compressed one say, is refused here, as middleware: behind the check of the keys, and before the body is read.
+    Ordinary requests are refused by their connection, which asks `refusal`. What it passes on, a
+    large body or a compressed one say, is refused here, as middleware: behind the check of the
+    keys, and before the body is read.
     """
 
     def __init__(

@@ -19,7 +19,8 @@ from sbert_infer.serve.wire.problems import Problem
 __all__ = ["OPEN_PATHS", "KeyCheck", "Keys", "read_keys"]
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
-# A browser asks for a password by itself if Basic is offered, and so can open the page. Chromium reads only the first.
+# A browser asks for a password by itself if Basic is offered, and so can open the page. Chromium
+# reads only the first.
 _CHALLENGE = 'Basic realm="sbert-serve, the key is the password", charset="UTF-8", Bearer realm="sbert-serve"'
 
 

@@ -23,7 +23,8 @@ __all__ = ["DRAIN_S", "ClientLeft", "decode", "read_body", "refuse", "while_conn
 Result = TypeVar("Result")
 Wanted = TypeVar("Wanted")
 
-# A client gets more time for each byte that has come, so a large body may take long, but a trickle or a pause may not.
+# A client gets more time for each byte that has come, so a large body may take long, but a trickle
+# or a pause may not.
 _SLOWEST_BYTES_PER_S = 16 * 2**10
 DRAIN_S = 2.0  # for the rest of a body that nobody wants
 _PIECE_BYTES = 2**20  # to decompress in one go

@@ -88,8 +88,8 @@ class Connection(HttpToolsProtocol):
     def _parse(self, data: bytes) -> bytes:
         """Gives what is to be parsed once more.
 
-        Java's clients, say, begin with a request that wishes for HTTP/2, which a server may ignore. The parser would
-        leave out its body, so a new one gets it that does not know of the wish.
+        Java's clients, say, begin with a request that wishes for HTTP/2, which a server may ignore.
+        The parser would leave out its body, so a new one gets it that does not know of the wish.
         """
         try:
             self.parser.feed_data(data)
@@ -200,8 +200,8 @@ class Connection(HttpToolsProtocol):
     def _refuse_again(self, head: SameHead, data: bytes) -> bool:
         """Refuse a request like one before, without a look at its head.
 
-        Clients repeat themselves: at five times the load this takes 11 % off the event loop's time, and 3 % more work
-        gets done.
+        Clients repeat themselves: at five times the load this takes 11 % off the event loop's time,
+        and 3 % more work gets done.
         """
         idle = self._between and self.timeout_keep_alive_task is not None  # and no other timer runs
         if not idle or not head.begins(data) or not self._may_answer() or self.gate.closing:

@@ -22,7 +22,8 @@ __all__ = ["Router"]
 class Router:
     """Looks most paths up. Those with a pattern, and what is not there, are left to Starlette's router.
 
-    That one tries pattern after pattern and wraps each request several times: a tenth of what a request costs.
+    That one tries pattern after pattern and wraps each request several times: a tenth of what a
+    request costs.
     """
 
     def __init__(self, operations: Sequence[Operation], max_body_bytes: int) -> None:

@@ -29,11 +29,11 @@ _REFUSED = (
     "Send texts (langchain: OpenAIEmbeddings(check_embedding_ctx_length=False)), or, if the ids are of this model's "
     "own tokenizer, start the server with --allow-token-ids"
 )
-# Of a text. A long one is cut before it is tokenized, but where that can't be done, in a million spaces say, the
-# tokenizer takes 100 bytes and 2 microseconds for each.
+# Of a text. A long one is cut before it is tokenized, but where that can't be done, in a million
+# spaces say, the tokenizer takes 100 bytes and 2 microseconds for each.
 _MAX_CHARACTERS = 2**20
-# Where a number is the first input, or the first in it, or in one of the next if those are empty: of a few, for each
-# takes memory. In a text, the quotes would be escaped.
+# Where a number is the first input, or the first in it, or in one of the next if those are empty:
+# of a few, for each takes memory. In a text, the quotes would be escaped.
 _IDS = re.compile(rb'"inputs?"\s*:\s*\[(\s*\[\s*\]\s*,){0,16}\s*(\[\s*)?-?\d')
 
 

@@ -42,7 +42,8 @@ from sbert_infer.similarity import similarity
 __all__ = ["Tei"]
 
 _TAG = "text-embeddings-inference"
-# To tokenize in one request: each token takes some 60 bytes of the answer, and 500 of memory until it is sent.
+# To tokenize in one request: each token takes some 60 bytes of the answer, and 500 of memory until
+# it is sent.
 _MAX_CHARACTERS = 2**17
 
 

@@ -1,7 +1,8 @@
 """What can go wrong with a request, and how each of the two dialects says it.
 
-A problem is known by its code. OpenAI's routes (`/v1/...`) answer `{"error": {message, type, param, code}}`, all others
-as text-embeddings-inference does, `{error, error_type}`; the statuses differ, too, as clients of each expect them.
+A problem is known by its code. OpenAI's routes (`/v1/...`) answer `{"error": {message, type, param,
+code}}`, all others as text-embeddings-inference does, `{error, error_type}`; the statuses differ,
+too, as clients of each expect them.
 """
 
 from __future__ import annotations

@@ -172,8 +172,8 @@ def test_ctrl_c_keeps_what_was_measured(double: OpenAIDouble) -> None:
         interrupted_at("round 1 of 1, saturation")
 
 
-# Connections that a run with 8 clients opens before its first level: each text alone, warming up, calm, lone, calm,
-# saturation, calm.
+# Connections that a run with 8 clients opens before its first level: each text alone, warming up,
+# calm, lone, calm, saturation, calm.
 BEFORE_LEVELS = 1 + 8 + 1 + 1 + 1 + 8 + 1
 
 
@@ -194,7 +194,7 @@ def test_a_signal_in_the_middle_of_a_turn(double: OpenAIDouble, tmp_path: Path) 
     assert {row["level"] for row in json.loads(file.read_text())["rows"]} >= {LONE, SATURATION}
 
 
-# The command --------------------------------------------------------------------------------------------------------
+# The command --------------------------------------------------------------------------------------
 
 
 def test_two_servers_take_turns_and_are_compared(double: OpenAIDouble, tmp_path: Path) -> None:

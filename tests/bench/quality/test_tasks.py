@@ -108,7 +108,7 @@ def test_retrieval_is_that_of_trec_eval(export_checkpoint: Callable[..., Path], 
     assert {name: measures[name] for name in expected} == pytest.approx(expected)
 
 
-# Rerankers ----------------------------------------------------------------------------------------------------------
+# Rerankers ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

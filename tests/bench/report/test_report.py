@@ -117,7 +117,7 @@ def test_a_browser_shows_the_page(results: Results, tmp_path: Path) -> None:
     assert "rival &lt;b&gt;" in done.stdout
 
 
-# Comparing ----------------------------------------------------------------------------------------------------------
+# Comparing ----------------------------------------------------------------------------------------
 
 
 def compare(before: Results, after: Results, folder: Path, *options: str) -> tuple[int, str]:
@@ -174,7 +174,7 @@ def test_another_machine_is_pointed_out(results: Results, tmp_path: Path) -> Non
     assert "differ in CPU" in compare(results, other, tmp_path)[1]
 
 
-# The command --------------------------------------------------------------------------------------------------------
+# The command --------------------------------------------------------------------------------------
 
 
 def test_help_shows_examples_and_loads_nothing_heavy() -> None:

@@ -56,7 +56,8 @@ def edit_modules(path: Path, change: Callable[[list[dict[str, Any]]], object]) -
     file.write_text(json.dumps(entries), encoding="utf-8")
 
 
-# ------------------------------------------------------------------------------------------------------- reading
+# -------------------------------------------------------------------------------------------------------
+# reading
 
 
 def test_minilm(minilm_path: Path) -> None:
@@ -198,7 +199,8 @@ def test_weights_sha256(copy_checkpoint: MakeCheckpoint) -> None:
     assert len(hashes) == 3
 
 
-# -------------------------------------------------------------------------------------------------- length limit
+# --------------------------------------------------------------------------------------------------
+# length limit
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "camembert", "mpnet", "albert", "distilbert"])
@@ -231,7 +233,8 @@ def test_limit_of_the_user(copy_checkpoint: MakeCheckpoint) -> None:
     assert "max length 2 is too small" in the_problem(path, max_length=2)
 
 
-# ------------------------------------------------------------------------------------------------------- problems
+# -------------------------------------------------------------------------------------------------------
+# problems
 
 
 def test_all_problems_at_once(copy_checkpoint: MakeCheckpoint) -> None:
@@ -429,7 +432,8 @@ def test_token_types(copy_checkpoint: MakeCheckpoint) -> None:
     assert "token types" in the_problem(path)
 
 
-# ----------------------------------------------------------------------------------------------------------- hub
+# -----------------------------------------------------------------------------------------------------------
+# hub
 
 
 def test_needed_files() -> None:

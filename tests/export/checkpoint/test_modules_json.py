@@ -54,7 +54,8 @@ def test_unknown_by_name(kind: str, copy_checkpoint: MakeCheckpoint) -> None:
     assert problems_of(path)[0].startswith(f"modules.json: module type '{kind}' is not supported (supported: Transf")
 
 
-# ---------------------------------------------------------------------------------------------------------- routes
+# ----------------------------------------------------------------------------------------------------------
+# routes
 
 
 @pytest.fixture(scope="module")

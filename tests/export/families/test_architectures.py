@@ -98,7 +98,8 @@ def test_attention_is_fused(exported: Exported) -> None:
     assert not nodes(onnx.load(exported.artifacts["fp32"]), "Softmax")
 
 
-# ---------------------------------------------------------------------------------------- who sees whom, and from where
+# ---------------------------------------------------------------------------------------- who sees
+# whom, and from where
 
 
 def converted(path: Path, *, portable: bool = False) -> tuple[Reference, onnx.ModelProto]:
@@ -178,7 +179,8 @@ def test_unknown_attention_is_refused_by_name(make_checkpoint: MakeCheckpoint) -
         converted(path)
 
 
-# ---------------------------------------------------------------------------------------------------------- weights
+# ----------------------------------------------------------------------------------------------------------
+# weights
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,8 @@ def test_what_training_left_over_is_ignored(family: str, whole: Any, copy_checkp
     assert_close(load_reference(read_checkpoint(path)).encode(TEXTS), expected, 1e-5)
 
 
-# --------------------------------------------------------------------------------------------- code of the checkpoint
+# --------------------------------------------------------------------------------------------- code
+# of the checkpoint
 
 CODE = """
 import torch

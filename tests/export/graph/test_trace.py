@@ -91,7 +91,8 @@ def test_fused_nodes(exported: tuple[Path, Path, bool]) -> None:
     assert found["attention"] == found["gelu"] == LAYERS
     assert len(nodes(model, "LayerNormalization")) >= 2 * LAYERS
     assert not nodes(model, "Softmax", "SkipLayerNormalization")
-    # Tied to the products directly: no reshapes to heads and back, and the biases inside the operator.
+    # Tied to the products directly: no reshapes to heads and back, and the biases inside the
+    # operator.
     made_by = {output: node.op_type for node in model.graph.node for output in node.output}
     for node in nodes(model, "MultiHeadAttention"):
         inner = [made_by[name] for name in node.input[:3]]
@@ -185,7 +186,8 @@ def test_shortest_limit(make_checkpoint: MakeCheckpoint) -> None:
     assert_same(vectors, reference.encode(["a", *TEXTS]))
 
 
-# ------------------------------------------------------------------------------------------------ operators and fusion
+# ------------------------------------------------------------------------------------------------
+# operators and fusion
 
 
 @pytest.mark.parametrize("operators", [fused_operators, plain_operators])

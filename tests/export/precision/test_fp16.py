@@ -155,7 +155,8 @@ def test_tensorrt_parses_it_with_half_products(half: Half) -> None:
     assert network.get_output(0).dtype == trt.DataType.FLOAT
 
 
-# ------------------------------------------------------------------------------------------------------ token vectors
+# ------------------------------------------------------------------------------------------------------
+# token vectors
 
 
 def test_token_output(make_checkpoint: MakeCheckpoint) -> None:
@@ -172,7 +173,8 @@ def test_token_output(make_checkpoint: MakeCheckpoint) -> None:
     assert compare(GraphCandidate(content, reference), expected, MIN_COSINE["fp16"]).min_cosine > 0.9999
 
 
-# ---------------------------------------------------------------------------------------------------------- emulation
+# ----------------------------------------------------------------------------------------------------------
+# emulation
 
 
 def test_emulation_rounds_after_each_node() -> None:

@@ -174,7 +174,8 @@ def product_batch(x: Array) -> dict[str, Any]:
     return {"x": x, "attention_mask": np.ones(x.shape[:2], np.int64)}
 
 
-# ------------------------------------------------------------------------------------------------------- smoothing
+# -------------------------------------------------------------------------------------------------------
+# smoothing
 
 
 def quantized(model: onnx.ModelProto, batches: Iterable[int8.Batch]) -> onnx.ModelProto:

@@ -1,7 +1,7 @@
 """bge-m3: dense, sparse and multi-vector output in one pass.
 
-The reference for the two layers that sentence-transformers does not know is plain torch, written here, on the same
-random weights; it follows the model's own description.
+The reference for the two layers that sentence-transformers does not know is plain torch, written
+here, on the same random weights; it follows the model's own description.
 """
 
 from __future__ import annotations

@@ -230,7 +230,8 @@ def test_exportable_with_dynamic_shapes(options: dict[str, Any], make_checkpoint
         torch.testing.assert_close(exported(*args), model(*args), rtol=0, atol=1e-5)
 
 
-# ------------------------------------------------------------------------------------------------ broken weights
+# ------------------------------------------------------------------------------------------------
+# broken weights
 
 
 def broken(path: Path) -> tuple[str, ...]:

@@ -130,7 +130,7 @@ def with_engines(plan: Path, target: Path, *engines: EngineFile, **changes: Any)
     return target
 
 
-# Vectors --------------------------------------------------------------------------------------------------------------
+# Vectors ------------------------------------------------------------------------------------------
 
 
 def test_the_ensemble_gives_the_vectors_of_the_engine(prompted: Path, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_each_request_has_its_own_prompt(prompted: Path, tmp_path: Path) -> None
     assert server.models[f"{name}_model"].shapes[-1][0] == len(requests)  # they ran together
 
 
-# Requests -------------------------------------------------------------------------------------------------------------
+# Requests -----------------------------------------------------------------------------------------
 
 
 def test_a_bad_request_fails_alone_and_says_why(prompted: Path, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_the_tokens_are_those_of_the_engine(
     np.testing.assert_array_equal(outcome["truncated"][:, 0], tokenized.truncated)
 
 
-# What runs ------------------------------------------------------------------------------------------------------------
+# What runs ----------------------------------------------------------------------------------------
 
 
 def test_on_cpus_each_instance_has_one_thread(prompted: Path, tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_plan_that_pools_outside_the_graph_is_refused(
     assert not (tmp_path / "models").exists()
 
 
-# Files ----------------------------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 
 def test_the_tokenizer_step_needs_numpy_and_tokenizers_only(prompted: Path, tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_weights_beside_a_large_model_come_along(
     assert (tmp_path / "models" / "model_model" / "1" / weights.name).read_bytes() == b"weights"
 
 
-# The command ----------------------------------------------------------------------------------------------------------
+# The command --------------------------------------------------------------------------------------
 
 
 def run(*arguments: str | Path) -> tuple[int, str]:

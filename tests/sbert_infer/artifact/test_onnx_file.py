@@ -118,7 +118,8 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_seal_that_points_elsewhere(small_onnx: Path, refuse: Callable[..., str]) -> None:
-    # The seal's hash can't cover the seal: each place in the metadata and before it must be noticed in another way.
+    # The seal's hash can't cover the seal: each place in the metadata and before it must be noticed
+    # in another way.
     whole = small_onnx.read_bytes()
     offset = int(whole[-16:])
     for other in {*range(offset - 300, len(whole), 7), *range(offset - 40, offset + 40), 0, len(whole) - 103} - {
@@ -172,7 +173,7 @@ def test_a_manifest_survives_the_file(small_onnx: Path, tmp_path: Path) -> None:
     assert artifact.tokenizer_json == '{"ö": "\\u0000"}'
 
 
-# Weights beside the model -------------------------------------------------------------------------------------------
+# Weights beside the model -------------------------------------------------------------------------
 
 
 def model_with(location: str) -> onnx.ModelProto:

@@ -22,7 +22,8 @@ from sbert_infer.similarity import maxsim, maxsim_pairwise
 from tests.models.graphs import Array, assert_close
 from tests.models.multi_vectors import ALL_TEXTS, DIM, FIXED, export_multi_vector, one_thread
 
-# A query is filled up to 12 tokens, which are attended to, and some of its tokens get no vector either.
+# A query is filled up to 12 tokens, which are attended to, and some of its tokens get no vector
+# either.
 LEAST: dict[str, Any] = {
     "family": "modernbert",
     "query_expansion": {"strategy": "min", "length": 12, "attend": True},
@@ -147,7 +148,7 @@ def test_other_calls_are_refused(engine: Engine, colbert: Path) -> None:
         AsyncEngine(engine)
 
 
-# MaxSim -------------------------------------------------------------------------------------------------------------
+# MaxSim -------------------------------------------------------------------------------------------
 
 GENERATOR = np.random.default_rng(0)
 

@@ -22,7 +22,8 @@ from tests.sbert_infer.serve.conftest import Running, start
 
 ROOT = Path(__file__).parents[3]
 PYTHON = Path(os.environ.get("SBERT_INFER_CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))
-# The newest openai, which litellm does not allow beside itself, as it comes with every other client.
+# The newest openai, which litellm does not allow beside itself, as it comes with every other
+# client.
 NEWEST_OPENAI = sorted(PYTHON.parents[1].glob("openai-*"))
 KEY = "a key"
 # More than the 32 that other servers take at once, of all lengths, none like another.
@@ -130,7 +131,7 @@ def test_others(server: Running, expected: Any, name: str) -> None:
     assert name != "litellm" or "model 'unknown' is not served here" in found["unknown"]
 
 
-# Errors ---------------------------------------------------------------------------------------------------------------
+# Errors -------------------------------------------------------------------------------------------
 
 
 def test_openai_raises_the_fitting_exception(server: Running) -> None:

@@ -70,7 +70,7 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.005)
 
 
-# Bad texts ------------------------------------------------------------------------------------------------------------
+# Bad texts ----------------------------------------------------------------------------------------
 
 
 def spoil(vectors: Vectors, found: Any) -> None:
@@ -147,7 +147,7 @@ def test_an_unexpected_error_tells_only_its_id(
     assert secret not in logged
 
 
-# Too much work --------------------------------------------------------------------------------------------------------
+# Too much work ------------------------------------------------------------------------------------
 
 
 def test_overload_is_refused_at_once(
@@ -208,7 +208,7 @@ def test_a_deadline(start_server: Callable[..., Running], fakes: list[FakeBacken
     assert response.headers["retry-after"] == "1"
 
 
-# Clients that leave ---------------------------------------------------------------------------------------------------
+# Clients that leave -------------------------------------------------------------------------------
 
 
 def leave(server: Running, text: str) -> None:

@@ -57,7 +57,8 @@ def test_a_text_without_tokens_still_runs() -> None:
     assert batch.rows.tolist() == [0, 1]
 
 
-# ------------------------------------------------------------------------------------------------------------ buckets
+# ------------------------------------------------------------------------------------------------------------
+# buckets
 
 
 def padded_tokens(lengths: list[int], edges: list[int]) -> int:

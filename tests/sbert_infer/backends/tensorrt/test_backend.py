@@ -1,6 +1,7 @@
 """The TensorRT backend on a double of a GPU: its calls, their order, and the vectors that come of them.
 
-No GPU, no CUDA and no TensorRT run here (see tests/tensorrt_double.py), so nothing here speaks of speed or of FP16.
+No GPU, no CUDA and no TensorRT run here (see tests/tensorrt_double.py), so nothing here speaks of
+speed or of FP16.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ pytest.importorskip("cuda.bindings.runtime")
 from tests.doubles.tensorrt import REAL_TRT
 from tests.doubles.tensorrt_lab import PROFILES, SHAPES, Lab, check, expected, texts
 
-# -------------------------------------------------------------------------------------------------------------- vectors
+# --------------------------------------------------------------------------------------------------------------
+# vectors
 
 
 @pytest.mark.parametrize("rtx", [False, True], ids=["tensorrt", "rtx"])
@@ -89,7 +91,8 @@ def test_the_kernel_can_not_leave_a_prompt_out(lab: Callable[..., Lab]) -> None:
         lab().open(pooler=lambda *args: None, prompt_length=True)
 
 
-# ------------------------------------------------------------------------------------------------------------- contract
+# -------------------------------------------------------------------------------------------------------------
+# contract
 
 
 def test_what_the_pipeline_is_told(lab: Callable[..., Lab]) -> None:
@@ -118,7 +121,8 @@ def test_batches_that_fit_no_profile(lab: Callable[..., Lab], rows: int, length:
         backend.run(ones, ones)
 
 
-# ---------------------------------------------------------------------------------------------------------------- calls
+# ----------------------------------------------------------------------------------------------------------------
+# calls
 
 
 def test_a_context_is_made_ready_in_nvidias_order(lab: Callable[..., Lab]) -> None:
@@ -217,7 +221,8 @@ def test_memory_is_bounded(lab: Callable[..., Lab]) -> None:
     assert there.machine.alive["graph"] == 0
 
 
-# ------------------------------------------------------------------------------------------------------- slots and GPUs
+# -------------------------------------------------------------------------------------------------------
+# slots and GPUs
 
 
 def test_two_batches_run_at_once(lab: Callable[..., Lab]) -> None:

@@ -45,7 +45,8 @@ def parsed(rtx: TensorRT, model: bytes) -> Any:
     return SimpleNamespace(network=network, builder=builder, log=log)
 
 
-# TensorRT's own objects are not kept: they must be freed when a build is over, not by the garbage collector.
+# TensorRT's own objects are not kept: they must be freed when a build is over, not by the garbage
+# collector.
 KEPT = (int, str, bytes, tuple, tensorrt_rtx.ComputeCapability, tensorrt_rtx.BuilderFlag)
 
 
@@ -84,7 +85,8 @@ def recorded(rtx: TensorRT, monkeypatch: pytest.MonkeyPatch, **differences: Any)
     return TensorRT(**{**fields, "module": module, **differences}), calls
 
 
-# ------------------------------------------------------------------------------------------------------------ engines
+# ------------------------------------------------------------------------------------------------------------
+# engines
 
 
 def test_engines_for_gpus_that_are_not_there(rtx: TensorRT) -> None:
@@ -139,7 +141,8 @@ def test_progress_is_reported(rtx: TensorRT) -> None:
     assert any(done == steps for _, done, steps in seen)
 
 
-# ------------------------------------------------------------------------------------------------------- cancellation
+# -------------------------------------------------------------------------------------------------------
+# cancellation
 
 
 def test_a_build_can_be_cancelled(rtx: TensorRT) -> None:
@@ -188,7 +191,8 @@ def test_control_c_stops_a_build(rtx: TensorRT) -> None:
             assert not thread.is_alive()
 
 
-# ------------------------------------------------------------------------------------------------------------- errors
+# -------------------------------------------------------------------------------------------------------------
+# errors
 
 
 def test_foreign_operators_are_named(rtx: TensorRT) -> None:

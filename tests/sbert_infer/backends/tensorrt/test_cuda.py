@@ -33,7 +33,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-# -------------------------------------------------------------------------------------------------------- the driver
+# --------------------------------------------------------------------------------------------------------
+# the driver
 
 
 def use_driver(monkeypatch: pytest.MonkeyPatch, driver: Any) -> None:
@@ -91,7 +92,8 @@ def test_importing_it_loads_nothing() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# -------------------------------------------------------------------------------------------------- the real bindings
+# --------------------------------------------------------------------------------------------------
+# the real bindings
 
 
 def test_all_that_is_used_exists_in_the_real_bindings() -> None:
@@ -134,7 +136,8 @@ def test_bindings_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
         cuda.set_device(0)
 
 
-# ------------------------------------------------------------------------------------------------- memory and streams
+# -------------------------------------------------------------------------------------------------
+# memory and streams
 
 
 def test_copies_are_done_when_they_are_waited_for(machine: Machine) -> None:

@@ -1,6 +1,7 @@
 """The double of a GPU itself: it has the real names and parameters, and notices mistakes.
 
-No GPU, no CUDA and no TensorRT run here (see tests/tensorrt_double.py), so nothing here speaks of speed or of FP16.
+No GPU, no CUDA and no TensorRT run here (see tests/tensorrt_double.py), so nothing here speaks of
+speed or of FP16.
 """
 
 from __future__ import annotations

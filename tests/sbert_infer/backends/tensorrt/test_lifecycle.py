@@ -1,6 +1,7 @@
 """What the TensorRT backend does when something fails, and when it is closed, on a double of a GPU.
 
-No GPU, no CUDA and no TensorRT run here (see tests/tensorrt_double.py), so nothing here speaks of speed or of FP16.
+No GPU, no CUDA and no TensorRT run here (see tests/tensorrt_double.py), so nothing here speaks of
+speed or of FP16.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ pytest.importorskip("cuda.bindings.runtime")
 
 from tests.doubles.tensorrt_lab import CAPTURE_FAILED, OUT_OF_MEMORY, PROFILES, SHAPES, Lab, check, texts
 
-# --------------------------------------------------------------------------------------------------------------- errors
+# ---------------------------------------------------------------------------------------------------------------
+# errors
 
 
 def test_no_driver_and_no_runtime_is_made(lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +118,8 @@ def test_work_that_can_not_be_captured(lab: Callable[..., Lab]) -> None:
     assert there.machine.launches == 0
 
 
-# -------------------------------------------------------------------------------------------------------------- closing
+# --------------------------------------------------------------------------------------------------------------
+# closing
 
 
 def test_everything_is_freed_in_order(lab: Callable[..., Lab]) -> None:

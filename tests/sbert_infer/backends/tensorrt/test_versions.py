@@ -50,7 +50,8 @@ def test_a_name_that_is_none() -> None:
         load("trt")
 
 
-# --------------------------------------------------------------------------------------------------------- the real API
+# ---------------------------------------------------------------------------------------------------------
+# the real API
 
 # What the code calls each of TensorRT's objects -> the real class.
 OBJECTS = {

@@ -83,7 +83,7 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
 needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux, to see a process's memory")
 
 
-# Memory ---------------------------------------------------------------------------------------------------------------
+# Memory -------------------------------------------------------------------------------------------
 
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
 
@@ -158,7 +158,7 @@ def test_a_text_that_takes_long_holds_up_nobody(victim: Victim) -> None:
     assert answered > 10  # others were answered all along
 
 
-# Clients that leave ---------------------------------------------------------------------------------------------------
+# Clients that leave -------------------------------------------------------------------------------
 
 
 def test_nothing_is_left_of_clients_that_leave(victim: Victim) -> None:
@@ -176,7 +176,7 @@ def test_nothing_is_left_of_clients_that_leave(victim: Victim) -> None:
     assert victim.client.post("/embed", content=BODY, headers=JSON).status_code == 200
 
 
-# HTTP -----------------------------------------------------------------------------------------------------------------
+# HTTP ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_slash_too_many_leads_nowhere(victim: Victim) -> None:
     assert "location" not in response.headers
 
 
-# Bodies ---------------------------------------------------------------------------------------------------------------
+# Bodies -------------------------------------------------------------------------------------------
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["a", "query", "small"]),

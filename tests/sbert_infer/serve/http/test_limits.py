@@ -42,7 +42,7 @@ def read_all(connection: socket.socket) -> bytes:
     return data
 
 
-# Size -----------------------------------------------------------------------------------------------------------------
+# Size ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_a_large_body_in_the_same_piece_is_no_header(server: Running) -> None:
         assert read_all(connection).startswith(b"HTTP/1.1 200 ")
 
 
-# Time -----------------------------------------------------------------------------------------------------------------
+# Time ---------------------------------------------------------------------------------------------
 
 
 def test_slow_senders_are_not_waited_for(start_server: Callable[..., Running]) -> None:

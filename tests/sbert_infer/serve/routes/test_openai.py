@@ -43,7 +43,7 @@ def error_in(response: httpx.Response, status: int, code: str) -> Any:
     return error
 
 
-# Vectors --------------------------------------------------------------------------------------------------------------
+# Vectors ------------------------------------------------------------------------------------------
 
 
 def test_floats_are_the_engines_vectors(server: Running, engine: Engine) -> None:
@@ -88,7 +88,7 @@ def test_lengths_are_kept_where_they_have_a_meaning(
     np.testing.assert_allclose(found, engine.encode(TEXTS), rtol=1e-5, atol=1e-5)
 
 
-# What is refused ------------------------------------------------------------------------------------------------------
+# What is refused ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_long_texts_are_cut_if_the_server_says_so(start_server: Callable[..., Ru
     assert "x-truncated-texts" not in server.post("/v1/embeddings", {"input": "a"}).headers
 
 
-# Models ---------------------------------------------------------------------------------------------------------------
+# Models -------------------------------------------------------------------------------------------
 
 
 def test_a_model_that_is_not_served(server: Running) -> None:

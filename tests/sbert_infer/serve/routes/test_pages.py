@@ -90,7 +90,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Watched]]:
         context.close()
 
 
-# The live page --------------------------------------------------------------------------------------------------------
+# The live page ------------------------------------------------------------------------------------
 
 
 def test_traffic_moves_the_plots(server: Running, open_page: Callable[..., Watched]) -> None:
@@ -124,7 +124,8 @@ def sum_of(server: Running, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
 
 
-# Two answers of /metrics, a stand-in for the server's: exact figures can be told only of known counts.
+# Two answers of /metrics, a stand-in for the server's: exact figures can be told only of known
+# counts.
 BEFORE, AFTER = (
     f"""# HELP sbert_ready one "model" with an odd name
 sbert_ready{{model="a\\\\b \\"<i>\\""}} {ready}
@@ -307,7 +308,7 @@ def test_a_key_opens_both_pages(start_server: Callable[..., Running], open_page:
         assert watched.complaints == []
 
 
-# The page of the routes -----------------------------------------------------------------------------------------------
+# The page of the routes ---------------------------------------------------------------------------
 
 
 def test_the_docs_show_every_route(server: Running, open_page: Callable[..., Watched]) -> None:
