@@ -9,6 +9,7 @@ from sbert_infer.encode.pipeline import EncodeStats
 from sbert_infer.engine import Engine
 from sbert_infer.errors import (
     ArtifactError,
+    CallTooLargeError,
     CheckpointError,
     CorruptError,
     DeadlineError,
@@ -34,6 +35,7 @@ __all__ = [
     "ArtifactError",
     "AsyncEngine",
     "AsyncStats",
+    "CallTooLargeError",
     "CheckpointError",
     "CorruptError",
     "DeadlineError",

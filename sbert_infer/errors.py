@@ -11,6 +11,7 @@
     └── EngineError          the engine can't run (closed, used after a fork, missing package)
         ├── TruncationError  a text is longer than the model's limit and on_truncate="error"
         ├── TextError        the model fails on this text, and on no other
+        ├── CallTooLargeError  one call has more tokens than may be encoded at once
         ├── DeadlineError    it took longer than the caller would wait
         └── RetryableError   the same call may succeed later, after `retry_after_s`
             ├── OverloadedError  too much work is queued
@@ -28,6 +29,7 @@ from collections.abc import Sequence
 
 __all__ = [
     "ArtifactError",
+    "CallTooLargeError",
     "CheckpointError",
     "CorruptError",
     "DeadlineError",
@@ -94,13 +96,33 @@ class EngineError(SbertInferError):
 
 
 class TruncationError(EngineError):
-    """A text longer than the model's limit, with `on_truncate="error"`."""
+    """A text longer than the model's limit, with `on_truncate="error"`.
 
-    texts = 1  # of the call that are longer, as far as is known
+    `index` is the text's, `limit` is in tokens, and `texts` of the call are known to be longer.
+    """
+
+    def __init__(self, index: int, limit: int, *, noun: str = "text", texts: int = 1) -> None:
+        self.index, self.limit, self.texts = index, limit, texts
+        super().__init__(f"{noun} {index} has more than {limit} tokens; shorten it or set on_truncate")
 
 
 class TextError(EngineError):
-    """A text for which the model raises or gives NaN or infinity."""
+    """A text for which the model raises or gives NaN or infinity.
+
+    `index` is the text's; `is_finite` is False where the model ran but gave NaN or infinity.
+    """
+
+    def __init__(self, message: str, index: int, *, is_finite: bool) -> None:
+        self.index, self.is_finite = index, is_finite
+        super().__init__(message)
+
+
+class CallTooLargeError(EngineError, ValueError):
+    """More tokens in one call than may be encoded at once. `limit` is in tokens."""
+
+    def __init__(self, message: str, limit: int) -> None:
+        self.limit = limit
+        super().__init__(message)
 
 
 class DeadlineError(EngineError):

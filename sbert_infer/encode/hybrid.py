@@ -50,7 +50,7 @@ def encode_all(
     tokenized = pipeline.tokenizer([prompt + text for text in texts])
     if not allow_truncation and tokenized.truncated.any():
         first, limit = int(tokenized.truncated.argmax()), pipeline.tokenizer.max_length
-        raise TruncationError(f"text {first} has more than {limit} tokens; shorten it or set on_truncate")
+        raise TruncationError(first, limit)
     skip = 0 if manifest.include_prompt else pipeline.tokenizer.prompt_length(prompt)
     into = _Rows(pipeline, manifest, tokenized, skip)
     batches = plan_batches(tokenized.lengths, backend.max_batch_tokens, edges=backend.edges)
@@ -84,7 +84,7 @@ class _Rows:
         for at, row in enumerate(batch.rows.tolist()):
             real = mask[at] == 1
             if not all(np.isfinite(part).all() for part in (dense[at], weights[at][real], multi[at][real])):
-                raise TextError(f"text {row}: the model gives NaN or infinity")
+                raise TextError(f"text {row}: the model gives NaN or infinity", row, is_finite=False)
             self.sparse.put(row, *self._heaviest(ids[at][real], weights[at][real]))
             self.multi[row] = multi[at][real][1:].copy()
         return len(batch.rows)

@@ -89,8 +89,7 @@ def encode_multi_vector(engine: Engine, inputs: Iterable[str], asked: Asked) -> 
             tokenized = pipeline.tokenizer([asked.prompt + text for text in texts[start : start + WINDOW_TEXTS]])
             cut = tokenized.truncated | (tokenized.lengths > role.max_length)
             if engine.on_truncate == "error" and cut.any():
-                which = f"text {start + int(cut.argmax())}"
-                raise TruncationError(f"{which} has more than {role.max_length} tokens; shorten it or set on_truncate")
+                raise TruncationError(start + int(cut.argmax()), role.max_length)
             truncated += int(cut.sum())
             found += _run_role(pipeline, tokenized, role, engine.manifest.truncation_side, asked.batch_size, progress)
     if truncated and engine.on_truncate == "warn":

@@ -180,8 +180,8 @@ class _Work:
 
     def refuse_truncation(self) -> None:
         if self.truncated:
-            limit, which = self.pipeline.tokenizer.max_length, f"{self.pipeline.noun} {self.truncated[0]}"
-            raise TruncationError(f"{which} has more than {limit} tokens; shorten it or set on_truncate")
+            limit, noun = self.pipeline.tokenizer.max_length, self.pipeline.noun
+            raise TruncationError(self.truncated[0], limit, noun=noun)
 
     def begin(self, prompt_length: int, max_batch_texts: int | None) -> None:
         """Hand the batches to the workers. A single one runs here and now: a hand-over would only add latency."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sbert_infer.artifact.onnx_file import MULTI_VECTOR, TOKENS, Manifest
 from sbert_infer.encode.pipeline import Pipeline
-from sbert_infer.errors import EngineError, TextError, TruncationError
+from sbert_infer.errors import CallTooLargeError, EngineError, TextError, TruncationError
 from sbert_infer.text.batching import Batch, plan_batches
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
 
@@ -59,10 +59,11 @@ def token_vectors(
     tokenized = (tokenizer or pipeline.tokenizer)([prompt + text for text in texts])
     if not allow_truncation and tokenized.truncated.any():
         first, limit = int(tokenized.truncated.argmax()), pipeline.tokenizer.max_length
-        raise TruncationError(f"text {first} has more than {limit} tokens; shorten it or set on_truncate")
+        raise TruncationError(first, limit)
     tokens = int(tokenized.lengths.sum())
     if max_tokens is not None and tokens > max_tokens:
-        raise ValueError(f"the texts have {tokens} tokens, at most {max_tokens} get vectors of their own at once")
+        message = f"the texts have {tokens} tokens, at most {max_tokens} get vectors of their own at once"
+        raise CallTooLargeError(message, max_tokens)
     vectors = run_tokens(pipeline, tokenized, is_wanted=is_wanted)
     return TokenVectors(vectors, tokens, int(tokenized.truncated.sum()))
 
@@ -121,5 +122,5 @@ def _run_batch(pipeline: Pipeline, batch: Batch, prepare: Prepare, out: list[Arr
     for row, its, real in zip(batch.rows.tolist(), vectors, wanted, strict=True):
         out[row] = its[real]
         if not np.isfinite(out[row]).all():
-            raise TextError(f"text {row}: the model gives NaN or infinity")
+            raise TextError(f"text {row}: the model gives NaN or infinity", row, is_finite=False)
     return len(batch.rows)

@@ -117,10 +117,10 @@ class Call(Request):
         except Exception as error:  # whatever it is, somebody waits
             return None, error
 
-    def blame(self, row: int, reason: str) -> None:
+    def blame(self, row: int, reason: str, *, is_finite: bool) -> None:
         """The text of this row can't be encoded."""
         text = row if self._inverse is None else int(np.flatnonzero(self._inverse == row)[0])
-        self.fail(TextError(f"text {text}: {reason}"))
+        self.fail(TextError(f"text {text}: {reason}", text, is_finite=is_finite))
 
     def fail(self, error: Exception) -> None:
         """Let the caller have an error instead of vectors."""

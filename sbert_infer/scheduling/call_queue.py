@@ -152,6 +152,4 @@ class CallQueue:
         if options.on_truncate == "error" and tokenized.cut():
             first = int((tokenized.truncated if inverse is None else tokenized.truncated[inverse]).argmax())
             limit, noun = self._pipeline.tokenizer.max_length, self._pipeline.noun
-            error = TruncationError(f"{noun} {first} has more than {limit} tokens; shorten it or set on_truncate")
-            error.texts = tokenized.cut(inverse)
-            raise error
+            raise TruncationError(first, limit, noun=noun, texts=tokenized.cut(inverse))

@@ -21,7 +21,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.errors import OverloadedError
+from sbert_infer.errors import CallTooLargeError, OverloadedError
 from sbert_infer.scheduling.request import Part, Request, Work
 from sbert_infer.text.batching import plan_batches
 
@@ -154,9 +154,8 @@ class Scheduler:
         """
         most, queued = self.limits.max_queue_tokens, self.queued_tokens
         if tokens > most:
-            raise ValueError(
-                f"the texts have {tokens} tokens, more than max_queue_tokens={most}: send fewer at once, or raise it"
-            )
+            what = f"the texts have {tokens} tokens, more than max_queue_tokens={most}"
+            raise CallTooLargeError(f"{what}: send fewer at once, or raise it", most)
         speed = self.tokens_per_s
         if queued + tokens > most:
             wait = _RETRY_S if speed is None else (queued + tokens - most) / speed

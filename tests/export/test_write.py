@@ -187,8 +187,8 @@ def test_interrupted(old: Path, large: bool, make_checkpoint: MakeCheckpoint, mo
 DRIVER = """
 import json, os, sys, time
 import onnx, onnx_ir as ir
-from sbert_infer import files
-from sbert_infer.export import cli, exporter, save
+from sbert_infer._util import files
+from sbert_infer.export import cli, exporter, write as save
 
 def run(model, moment, limit, *arguments):
     traced = ir.from_proto(onnx.load(model))

@@ -17,6 +17,7 @@ from sbert_infer._util.threads import in_daemon_thread
 from sbert_infer.artifact.onnx_file import ENCODER, RERANKER, SPARSE_ENCODER, TOKENS
 from sbert_infer.async_engine import AsyncEngine, AsyncStats
 from sbert_infer.encode.tokens import TokenVectors
+from sbert_infer.errors import CallTooLargeError
 from sbert_infer.scheduling.call import Encoded
 from sbert_infer.scheduling.workers import Observe
 from sbert_infer.serve.settings import Settings
@@ -288,8 +289,7 @@ class _PlainProblems:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, ValueError):
-            many = "max_queue_tokens" in str(error) or "vectors of their own" in str(error)
-            code = "too_many_inputs" if many else "invalid_request"
+            code = "too_many_inputs" if isinstance(error, CallTooLargeError) else "invalid_request"
             raise Problem(code, str(error), param="input") from None
 
 

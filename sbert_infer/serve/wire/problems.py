@@ -8,7 +8,6 @@ too, as clients of each expect them.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -101,12 +100,13 @@ def respond(problem: Problem, path: str) -> Response:
 def problem_of(error: SbertInferError) -> Problem:
     """What a client may know of an engine's error. Reasons that come from a native library stay in the log."""
     if isinstance(error, TruncationError):
-        what = f"input {_index(error)} is longer than the model's limit: {_limit(error)}shorten it"
+        limit = f"it has more than {error.limit} tokens"
+        what = f"input {error.index} is longer than the model's limit: {limit}; shorten it"
         advice = "or have it cut, with \"truncate\": true on TEI's routes or the server's --auto-truncate"
         return Problem("context_length_exceeded", f"{what}, {advice}", param="input")
     if isinstance(error, TextError):
-        reason = "gives NaN or infinity for" if "NaN" in str(error) else "fails on"
-        return Problem("text_failed", f"the model {reason} input {_index(error)}: leave it out", param="input")
+        reason = "fails on" if error.is_finite else "gives NaN or infinity for"
+        return Problem("text_failed", f"the model {reason} input {error.index}: leave it out", param="input")
     if isinstance(error, OverloadedError):
         return Problem("overloaded", str(error), retry_after_s=error.retry_after_s)
     if isinstance(error, DeadlineError):
@@ -120,14 +120,3 @@ def _openai_type(status: int) -> str:
     if status == 429:
         return "rate_limit_error"
     return "server_error" if status >= 500 else "invalid_request_error"
-
-
-def _index(error: SbertInferError) -> str:
-    """Which text or pair it was: the messages of such errors begin with `text 3` or `pair 3`."""
-    found = re.match(r"(?:text|pair) (\d+)", str(error))
-    return found[1] if found else "?"
-
-
-def _limit(error: SbertInferError) -> str:
-    found = re.search(r"more than (\d+) tokens", str(error))
-    return f"it has more than {found[1]} tokens; " if found else ""

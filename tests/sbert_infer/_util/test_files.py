@@ -100,7 +100,7 @@ def test_descriptors_are_closed(kind: str, tmp_path: Path) -> None:
 SCRIPT = """
 import os, resource, signal, sys
 from pathlib import Path
-from sbert_infer.files import staged
+from sbert_infer._util.files import staged
 
 how, kind, target = sys.argv[1:]
 if kind == "named":

@@ -282,10 +282,10 @@ def test_inputs_that_are_missing_or_foreign(rtx: TensorRT, name: str) -> None:
 def test_building_in_a_fresh_process_leaves_nothing_behind() -> None:
     """Objects are freed in an order that does not crash at the interpreter's end."""
     code = """
-        from sbert_infer.profiles import Profile
-        from sbert_infer.tensorrt_api import load
-        from sbert_infer.tensorrt_build import build_engine
-        from tests.tensorrt_models import small_encoder
+        from sbert_infer.backends.tensorrt.profiles import Profile
+        from sbert_infer.backends.tensorrt.versions import load
+        from sbert_infer.backends.tensorrt.build import build_engine
+        from tests.models.tensorrt_models import small_encoder
         engine = build_engine(load("tensorrt_rtx"), small_encoder(), [Profile(16, 2, 2)], target="sm89").engine
         print(len(engine) > 0)
     """

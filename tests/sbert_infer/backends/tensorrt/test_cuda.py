@@ -78,7 +78,7 @@ def test_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: int, name: str) -> N
 
 def test_the_real_machine_can_be_asked() -> None:
     """Whatever it has: in a process of its own, which must not crash."""
-    code = "from sbert_infer import cuda; print(cuda.driver_problem() or cuda.device_name(0))"
+    code = "from sbert_infer.backends.tensorrt import cuda; print(cuda.driver_problem() or cuda.device_name(0))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip()
 

@@ -16,7 +16,8 @@ from sbert_infer.backends.tensorrt.versions import installed, load
 
 tensorrt_rtx: Any = pytest.importorskip("tensorrt_rtx")
 
-SOURCES = sorted((Path(sbert_infer.__file__).parent / "backends" / "tensorrt").glob("*.py"))
+FOLDER = Path(sbert_infer.__file__).parent / "backends" / "tensorrt"
+SOURCES = [FOLDER / f"{name}.py" for name in ("backend", "build", "loaded_engine", "slot", "versions")]
 
 
 def test_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,11 +74,11 @@ OBJECTS = {
 }
 # The same names for objects of our own, or of another class.
 OURS = {
-    "tensorrt_slot.py": {"engine", "_engine"},
-    "tensorrt_backend.py": {"engine"},
-    "tensorrt_engine.py": {"config"},
+    "slot.py": {"engine", "_engine"},
+    "backend.py": {"engine"},
+    "loaded_engine.py": {"config"},
 }
-RUNTIME_CONFIG = {"tensorrt_engine.py": {"config": tensorrt_rtx.IRuntimeConfig}}
+RUNTIME_CONFIG = {"loaded_engine.py": {"config": tensorrt_rtx.IRuntimeConfig}}
 
 
 def owner(node: ast.expr) -> str | None:
