@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from sbert_infer.artifact.onnx_file import _unseal, append_metadata, open_artifact
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.onnx_file import _unseal, append_metadata
 from sbert_infer.embed import local as command
 from sbert_infer.embed.cli import main
 
