@@ -401,6 +401,7 @@ def test_close_lets_calls_end(small_onnx: Path) -> None:
         assert not engine.ready
         with pytest.raises(EngineError, match="this engine is closed"):
             await engine.encode("late")
+        assert isinstance(engine.engine, Engine)
         with pytest.raises(EngineError, match="this engine is closed"):
             engine.engine.encode("late")
         await engine.close()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sbert_infer import OverloadedError
 from sbert_infer.scheduling.request import Request, Work
 from sbert_infer.scheduling.scheduler import Limits, Scheduler
-from sbert_infer.text.batching import plan_batches
+from sbert_infer.text.batching import cut_batches
 
 LIMITS = Limits(max_batch_tokens=512, min_batch_tokens=64, workers=2, max_length=256)
 SPEED = 5000.0  # tokens per second and worker
@@ -313,7 +313,7 @@ def test_under_load_batches_cost_little_more_than_those_of_encode(texts_each: in
     def cost(batches: list[tuple[int, int]]) -> int:
         return sum(texts * length + 16 for texts, length in batches)
 
-    best = cost([(len(batch.rows), batch.length) for batch in plan_batches(np.array(lengths), 512)])
+    best = cost([(len(batch.rows), batch.length) for batch in cut_batches(np.array(lengths), 512)])
     live = cost([(start.work.texts, start.work.length) for start in simulation.starts])
     assert live <= most * best
 
