@@ -11,11 +11,11 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sbert_infer._util.files import staged
+from sbert_infer._util.files import locked, staged
 from sbert_infer.backends.tensorrt.build import build_engine
 from sbert_infer.backends.tensorrt.profiles import Profile
 from sbert_infer.backends.tensorrt.versions import TensorRT
@@ -109,22 +109,11 @@ def _keep(file: Path, content: bytes) -> None:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Hold `file` against other processes. The system lets go of it if this process dies."""
-    with file.open("a+b") as handle:
-        if sys.platform == "win32":
-            import msvcrt
-
-            handle.seek(0)
-            while True:
-                with suppress(OSError):  # after ten seconds of waiting
-                    msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK, 1)
-                    break
-        else:
-            import fcntl
-
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                logger.info("waiting for another process that builds the same engine")
-                fcntl.flock(handle, fcntl.LOCK_EX)
+    """Hold the lock `file`, and say so if another process has to finish first."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(file, wait=False))
+        except BlockingIOError:
+            logger.info("waiting for another process that builds the same engine")
+            stack.enter_context(locked(file))
         yield

@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sbert_infer._util.files import staged
+from sbert_infer._util.files import locked, staged
 from sbert_infer.embed.read.columns import to_json
 from sbert_infer.embed.read.parts import BadRow, Part, Position
 from sbert_infer.errors import EmbedError
@@ -134,8 +133,7 @@ def open_journal(folder: Path, fingerprint: Mapping[str, Any], *, restart: bool 
     """The parts in `folder`, if they belong to the job with this fingerprint. No other process may add to them."""
     shutil.rmtree(folder.with_name(folder.name + ".done"), ignore_errors=True)
     folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("ab") as lock:
-        _lock(lock, folder)
+    with _locked(folder):
         if restart:
             for file in sorted(folder.glob("[!l]*"), reverse=True):  # all but the lock, the first part last
                 file.unlink()
@@ -153,19 +151,14 @@ def open_journal(folder: Path, fingerprint: Mapping[str, Any], *, restart: bool 
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _lock(file: BinaryIO, folder: Path) -> None:
-    """Hold the folder until the file is closed or the process ends, however it ends."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise EmbedError(f"another process is at work in {folder}: wait for it, or stop it first") from error
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / "lock", wait=False))
+        except BlockingIOError as error:
+            raise EmbedError(f"another process is at work in {folder}: wait for it, or stop it first") from error
+        yield
 
 
 def _check_job(folder: Path, fingerprint: Mapping[str, Any]) -> None:
