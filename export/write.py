@@ -14,7 +14,9 @@ from pathlib import Path
 import onnx_ir as ir
 
 from sbert_infer._util.files import StagedFile, locked, staged
-from sbert_infer.artifact.onnx_file import DataFile, Manifest, append_metadata, open_artifact, sha256
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.manifest import DataFile, Manifest
+from sbert_infer.artifact.onnx_file import append_metadata, sha256
 from sbert_infer.errors import ArtifactError, ExportError
 
 __all__ = ["MAX_PROTOBUF_BYTES", "StagedArtifact", "check_free", "check_writable", "stage", "weight_bytes"]

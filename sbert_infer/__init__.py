@@ -27,7 +27,7 @@ from sbert_infer.errors import (
     WorkerError,
 )
 from sbert_infer.reranker import Reranker
-from sbert_infer.scheduling.call import Encoded
+from sbert_infer.types import Encoded
 
 __version__ = "0.1.0"
 

@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.artifact.onnx_file import ENCODER, RERANKER, SPARSE_ENCODER, check_kind
+from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, check_kind
 from sbert_infer.encode.sparse import is_sparse, max_batch_texts
 from sbert_infer.encode.tokens import TokenVectors, check_has_tokens, token_vectors
 from sbert_infer.engine import Engine
 from sbert_infer.errors import EngineError, OverloadedError, TruncationError, warn
-from sbert_infer.scheduling.call import CallOptions, Encoded, within
+from sbert_infer.scheduling.call import CallOptions, within
 from sbert_infer.scheduling.call_queue import CallQueue
 from sbert_infer.scheduling.scheduler import Limits
-from sbert_infer.scheduling.workers import Observe
-from sbert_infer.text.inputs import OnTruncate, Side, Text, as_list, as_pairs, as_texts, check_pairs, check_texts
+from sbert_infer.text.inputs import as_list, as_pairs, as_texts, check_pairs, check_texts
+from sbert_infer.types import Encoded, Observe, OnTruncate, Side, Text
 
 __all__ = ["AsyncEngine", "AsyncStats"]
 

@@ -9,16 +9,18 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from sbert_infer.artifact.onnx_file import RERANKER, Artifact, Manifest, check_kind, open_artifact
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.manifest import RERANKER, Artifact, Manifest, check_kind
 from sbert_infer.backends.base import Backend
 from sbert_infer.backends.devices import Device
 from sbert_infer.backends.select import BackendOptions, open_backend
 from sbert_infer.encode.multi_vector import check_multi_vector
 from sbert_infer.encode.pipeline import EncodeStats, Pipeline, Window
 from sbert_infer.errors import ArtifactError, EngineError, warn
-from sbert_infer.text.inputs import OnTruncate, Text, check_text
+from sbert_infer.text.inputs import check_text
 from sbert_infer.text.pair_tokenizer import PairTokenizer
 from sbert_infer.text.tokenizer import Tokenizer
+from sbert_infer.types import OnTruncate, Text
 
 __all__ = ["EvaluationMetrics", "OpenModel"]
 

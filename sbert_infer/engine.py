@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.artifact.onnx_file import ENCODER, MULTI_VECTOR, SPARSE_ENCODER, TOKENS
+from sbert_infer.artifact.manifest import ENCODER, MULTI_VECTOR, SPARSE_ENCODER, TOKENS
 from sbert_infer.base_engine import OpenModel
 from sbert_infer.encode.hybrid import AllVectors, check_has_all, encode_all
 from sbert_infer.encode.late_chunking import Spans, check_can_pool, encode_spans
@@ -30,12 +30,19 @@ from sbert_infer.encode.results import (
     progress_bar,
     to_torch,
 )
-from sbert_infer.encode.sparse import as_csr, check_sparse, decode, encode_sparse, is_sparse, sparse_windows
+from sbert_infer.encode.sparse import check_sparse, decode, encode_sparse, is_sparse, sparse_windows
 from sbert_infer.encode.tokens import check_has_tokens, token_vectors
 from sbert_infer.errors import warn
 from sbert_infer.integrations.mteb import encode_task, model_meta
-from sbert_infer.similarity import MULTI_SIMILARITIES, SIMILARITIES, pairwise_similarity, similarity
-from sbert_infer.sparse_similarity import sparse_pairwise_similarity, sparse_similarity
+from sbert_infer.similarity import (
+    MULTI_SIMILARITIES,
+    SIMILARITIES,
+    as_csr,
+    pairwise_similarity,
+    similarity,
+    sparse_pairwise_similarity,
+    sparse_similarity,
+)
 from sbert_infer.text.inputs import as_list, as_texts, check_texts
 
 __all__ = ["Engine"]

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.artifact.onnx_file import RERANKER, Manifest
+from sbert_infer.artifact.manifest import RERANKER, Manifest
 from sbert_infer.backends.devices import Device
 from sbert_infer.encode.pipeline import EncodeStats
 from sbert_infer.encode.results import check_running, progress_bar, to_torch
 from sbert_infer.engine import Engine
-from sbert_infer.text.inputs import OnTruncate, Pair, as_pairs, check_pairs, check_text
+from sbert_infer.text.inputs import as_pairs, check_pairs, check_text
+from sbert_infer.types import OnTruncate, Pair
 
 __all__ = ["PairEngine", "Reranker", "activate", "softmax"]
 

@@ -17,7 +17,7 @@ from sbert_infer.bench.contest.lineup import BATCH_SIZES, Contestant
 from sbert_infer.bench.contest.models_under_test import BenchError
 from sbert_infer.bench.contest.process import RemoteWorker, WorkerError
 from sbert_infer.bench.stats import correlation, cosines
-from sbert_infer.text.inputs import Text
+from sbert_infer.types import Text
 
 __all__ = ["Difference", "Entrant", "Meeting"]
 

@@ -93,7 +93,7 @@ def load_onnxruntime(spec: Spec) -> Encode:
     """The artifact's graph in a session with default settings: batches in the given order, padded to the longest."""
     import onnxruntime
 
-    from sbert_infer.artifact.onnx_file import open_artifact
+    from sbert_infer.artifact import open_artifact
     from sbert_infer.text.tokenizer import Tokenizer
 
     artifact = open_artifact(spec["artifact"])

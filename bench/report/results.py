@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from sbert_infer.artifact.onnx_file import RERANKER
+from sbert_infer.artifact.manifest import RERANKER
 from sbert_infer.errors import SbertInferError
 
 __all__ = [

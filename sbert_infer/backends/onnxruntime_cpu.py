@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbert_infer._util.cores import usable_cores
-from sbert_infer.artifact.onnx_file import TOKENS
+from sbert_infer.artifact.manifest import TOKENS
 from sbert_infer.backends.onnxruntime_session import Graph, OnnxModel, import_onnxruntime, open_session
 from sbert_infer.errors import EngineError
 

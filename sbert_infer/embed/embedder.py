@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.artifact.onnx_file import ENCODER
+from sbert_infer.artifact.manifest import ENCODER
 from sbert_infer.backends.devices import Device
 from sbert_infer.encode.precision import reduce_precision
 from sbert_infer.engine import Engine

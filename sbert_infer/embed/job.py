@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sbert_infer.artifact.onnx_file import open_artifact, sha256
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.onnx_file import sha256
 from sbert_infer.embed.read.rows import Columns
 from sbert_infer.embed.read.sources import Source
 from sbert_infer.encode.pipeline import WINDOW_TEXTS

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.artifact.onnx_file import MULTI, SENTENCE, WEIGHTS, Manifest
+from sbert_infer.artifact.manifest import MULTI, SENTENCE, WEIGHTS, Manifest
 from sbert_infer.encode.pipeline import Pipeline
 from sbert_infer.encode.results import finish
 from sbert_infer.encode.sparse import SparseRows

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding
 
-from sbert_infer.artifact.onnx_file import Manifest
+from sbert_infer.artifact.manifest import Manifest
 from sbert_infer.encode.pipeline import Pipeline
 from sbert_infer.encode.tokens import check_has_tokens, run_tokens
 from sbert_infer.similarity import unit_rows

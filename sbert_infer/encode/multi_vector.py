@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.artifact.onnx_file import MULTI_VECTOR, Manifest
+from sbert_infer.artifact.manifest import MULTI_VECTOR, Manifest
 from sbert_infer.encode.pipeline import WINDOW_TEXTS, Pipeline
 from sbert_infer.encode.results import Asked, progress_bar
 from sbert_infer.encode.tokens import run_batches

@@ -20,8 +20,9 @@ import numpy.typing as npt
 from sbert_infer.backends.base import Backend
 from sbert_infer.errors import EngineError, TruncationError
 from sbert_infer.text.batching import Batch, plan_batches
-from sbert_infer.text.inputs import Text, check_pairs, check_texts, prepend
+from sbert_infer.text.inputs import check_pairs, check_texts, prepend
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
+from sbert_infer.types import Text
 
 __all__ = ["EncodeStats", "Pipeline", "Window", "unique_texts"]
 

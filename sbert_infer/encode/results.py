@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.artifact.onnx_file import SENTENCE, TOKENS
+from sbert_infer.artifact.manifest import SENTENCE, TOKENS
 from sbert_infer.encode.precision import PRECISIONS
 from sbert_infer.similarity import unit_rows
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.artifact.onnx_file import SPARSE_ENCODER, Manifest
+from sbert_infer.artifact.manifest import SPARSE_ENCODER, Manifest
 from sbert_infer.encode.results import Asked, progress_bar
-from sbert_infer.errors import EngineError
-from sbert_infer.text.inputs import Text
+from sbert_infer.similarity import scipy_sparse
+from sbert_infer.types import Text
 
 if TYPE_CHECKING:
     from sbert_infer.encode.pipeline import Window
@@ -20,13 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SparseRows",
-    "as_csr",
     "check_sparse",
     "decode",
     "encode_sparse",
     "is_sparse",
     "max_batch_texts",
-    "scipy_sparse",
     "sparse_rows",
     "sparse_windows",
 ]
@@ -131,14 +128,6 @@ def _largest(dims: npt.NDArray[np.int32], values: Vectors, most: int | None) -> 
     return dims[kept], values[kept]
 
 
-def scipy_sparse() -> Any:
-    """The module, or how to install it."""
-    try:
-        return importlib.import_module("scipy.sparse")
-    except ImportError as error:
-        raise EngineError("sparse vectors need scipy: pip install 'sbert-infer[sparse]'") from error
-
-
 # ----------------------------------------------------------------------------------------------------
 # encoding
 
@@ -192,19 +181,6 @@ def encode_sparse(engine: Engine, texts: Iterable[Text], asked: Asked) -> Sparse
 
 # ----------------------------------------------------------------------------------------------------
 # using them
-
-
-def as_csr(vectors: Any) -> Any:
-    """What `Engine.encode` gives, in any of its forms, as a CSR matrix."""
-    if hasattr(vectors, "tocsr"):
-        return vectors.tocsr()
-    if isinstance(vectors, (list, tuple)) and vectors:
-        return scipy_sparse().vstack([as_csr(vector) for vector in vectors]).tocsr()
-    if getattr(vectors, "is_sparse", False) is not True:
-        raise ValueError(f"embeddings of a sparse encoder are needed, got {type(vectors).__name__}")
-    tensor = (vectors if vectors.ndim > 1 else vectors.unsqueeze(0)).detach().cpu().coalesce()
-    where, values = tensor.indices().numpy(), tensor.values().numpy()
-    return scipy_sparse().csr_matrix((values, (where[0], where[1])), shape=tuple(tensor.shape))
 
 
 def decode(rows: Any, token_of: Callable[[int], str | None], top_k: int | None = None) -> list[list[tuple[str, float]]]:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.artifact.onnx_file import MULTI_VECTOR, TOKENS, Manifest
+from sbert_infer.artifact.manifest import MULTI_VECTOR, TOKENS, Manifest
 from sbert_infer.encode.pipeline import Pipeline
 from sbert_infer.errors import CallTooLargeError, EngineError, TextError, TruncationError
 from sbert_infer.text.batching import Batch, plan_batches

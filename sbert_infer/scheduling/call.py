@@ -17,10 +17,11 @@ from sbert_infer.encode.results import finish
 from sbert_infer.encode.sparse import SparseRows
 from sbert_infer.errors import DeadlineError, TextError
 from sbert_infer.scheduling.request import Request
-from sbert_infer.text.inputs import OnTruncate, Text, characters
+from sbert_infer.text.inputs import characters
 from sbert_infer.text.tokenizer import TokenizedTexts
+from sbert_infer.types import Encoded, OnTruncate, Text
 
-__all__ = ["CLOSED", "Call", "CallOptions", "Deadlines", "Encoded", "guess_tokens", "succeed", "within"]
+__all__ = ["CLOSED", "Call", "CallOptions", "Deadlines", "guess_tokens", "succeed", "within"]
 
 Indices = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
@@ -30,14 +31,6 @@ CLOSED = "the engine was closed during this call"
 _CHARACTERS_PER_TOKEN, _SPECIAL_TOKENS = 4, 3  # more or less
 _LOOK_S = 0.01  # for each look at all deadlines takes a moment
 _LATE = "the call was not done in time: raise timeout_s, or send fewer texts at once"
-
-
-class Encoded(NamedTuple):
-    """What a call gives: the vectors, and what they were made of."""
-
-    vectors: Any  # an array [texts, dim], or [dim] for one text; of a sparse encoder, `SparseRows`
-    tokens: int  # of all texts, prompts and special ones included, after truncation
-    truncated: int  # texts that were cut to the model's limit
 
 
 class CallOptions(NamedTuple):

@@ -15,12 +15,12 @@ from sbert_infer.encode.pipeline import unique_texts
 from sbert_infer.encode.sparse import is_sparse, sparse_rows
 from sbert_infer.engine import Engine
 from sbert_infer.errors import EngineError, TruncationError, WorkerError
-from sbert_infer.scheduling.call import CLOSED, Call, CallOptions, Deadlines, Encoded, guess_tokens
+from sbert_infer.scheduling.call import CLOSED, Call, CallOptions, Deadlines, guess_tokens
 from sbert_infer.scheduling.scheduler import Limits, Scheduler
 from sbert_infer.scheduling.tokenizer_pool import TokenizerPool
-from sbert_infer.scheduling.workers import Observe, Workers
-from sbert_infer.text.inputs import Text
+from sbert_infer.scheduling.workers import Workers
 from sbert_infer.text.tokenizer import TokenizedTexts
+from sbert_infer.types import Encoded, Observe, Text
 
 __all__ = ["CallQueue"]
 

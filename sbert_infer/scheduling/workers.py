@@ -24,11 +24,11 @@ from sbert_infer.scheduling.request import Part, Request, Work
 from sbert_infer.scheduling.scheduler import Scheduler
 from sbert_infer.text.batching import plan_batches
 from sbert_infer.text.tokenizer import TokenizedTexts
+from sbert_infer.types import Observe
 
-__all__ = ["Observe", "Workers", "find_faults"]
+__all__ = ["Workers", "find_faults"]
 
 Vectors = npt.NDArray[np.float32]
-Observe = Callable[[str, float], object]
 
 _WATCH_S = 0.2
 _RETRY_S = 1.0

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from sbert_infer.text.inputs import Text
+from sbert_infer.types import Text
 
 __all__ = ["TokenizedTexts", "Tokenizer"]
 

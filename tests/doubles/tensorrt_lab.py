@@ -9,9 +9,9 @@ import numpy.typing as npt
 import onnxruntime
 import pytest
 
+from sbert_infer.artifact.profiles import Profile
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.backend import TensorRTBackend
-from sbert_infer.backends.tensorrt.profiles import Profile
 from tests.doubles.cuda import REAL_CUDA, DoubleRuntime, Machine, double_driver
 from tests.doubles.tensorrt import MAGIC, double_tensorrt
 from tests.models.tensorrt_models import DIM, VOCABULARY, small_encoder

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 
-from sbert_infer.artifact.onnx_file import open_artifact
+from sbert_infer.artifact import open_artifact
 from sbert_infer.text.tokenizer import Tokenizer
 
 Array = npt.NDArray[Any]

@@ -28,7 +28,8 @@ from sbert_infer import (
     SbertInferWarning,
     TruncationError,
 )
-from sbert_infer.artifact.onnx_file import append_metadata, open_artifact
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.onnx_file import append_metadata
 from sbert_infer.export.exporter import export
 from sbert_infer.text.pair_tokenizer import PairTokenizer
 from tests.models.cross_encoders import PAIRS, cross_encoder, write_cross_encoder

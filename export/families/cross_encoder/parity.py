@@ -15,7 +15,7 @@ from sbert_infer.export.families.cross_encoder.reference import PairReference
 from sbert_infer.export.verify.parity import cannot_run, in_batches, mixed_batches
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH, ODD, SENTENCES, probe_texts
 from sbert_infer.reranker import PairEngine
-from sbert_infer.text.inputs import Pair
+from sbert_infer.types import Pair
 
 __all__ = ["ScoreCertificate", "certify_scores", "probe_pairs"]
 

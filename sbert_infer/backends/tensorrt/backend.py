@@ -11,9 +11,9 @@ from contextlib import ExitStack
 import numpy as np
 import numpy.typing as npt
 
+from sbert_infer.artifact.profiles import Profile, most_tokens
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.loaded_engine import Interface, LoadedEngine
-from sbert_infer.backends.tensorrt.profiles import Profile, most_tokens
 from sbert_infer.backends.tensorrt.slot import Pooler, Slot
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError

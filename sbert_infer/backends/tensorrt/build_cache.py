@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from sbert_infer._util.files import locked, staged
+from sbert_infer.artifact.profiles import Profile
 from sbert_infer.backends.tensorrt.build import build_engine
-from sbert_infer.backends.tensorrt.profiles import Profile
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError
 

@@ -15,9 +15,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sbert_infer.artifact.profiles import Profile
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.loaded_engine import LoadedEngine
-from sbert_infer.backends.tensorrt.profiles import Profile
 from sbert_infer.errors import EngineError, warn
 
 __all__ = ["Pooler", "Slot"]

@@ -14,15 +14,13 @@ from typing import NamedTuple
 import tokenizers
 
 from sbert_infer._util.threads import in_daemon_thread
-from sbert_infer.artifact.onnx_file import ENCODER, RERANKER, SPARSE_ENCODER, TOKENS
+from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, TOKENS
 from sbert_infer.async_engine import AsyncEngine, AsyncStats
 from sbert_infer.encode.tokens import TokenVectors
 from sbert_infer.errors import CallTooLargeError
-from sbert_infer.scheduling.call import Encoded
-from sbert_infer.scheduling.workers import Observe
 from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.problems import Problem
-from sbert_infer.text.inputs import OnTruncate, Pair, Side
+from sbert_infer.types import Encoded, Observe, OnTruncate, Pair, Side
 
 __all__ = ["EncodeOptions", "Model"]
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from sbert_infer import Engine
-from sbert_infer.artifact.onnx_file import open_artifact
+from sbert_infer.artifact import open_artifact
 from sbert_infer.bench import cli, session
 from sbert_infer.bench.contest.lineup import EAGER, Contestant, line_up
 from sbert_infer.bench.contest.models_under_test import BenchError, Subject

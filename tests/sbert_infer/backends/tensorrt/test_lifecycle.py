@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from sbert_infer import EngineError, SbertInferWarning
+from sbert_infer.artifact.profiles import Profile
 from sbert_infer.backends.tensorrt import cuda
-from sbert_infer.backends.tensorrt.profiles import Profile
 
 pytest.importorskip("tensorrt_rtx")
 pytest.importorskip("cuda.bindings.runtime")

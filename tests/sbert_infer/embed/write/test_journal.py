@@ -18,7 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from sbert_infer._util.files import locked
-from sbert_infer.artifact.onnx_file import _unseal, append_metadata, open_artifact
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.onnx_file import _unseal, append_metadata
 from sbert_infer.embed import local as command
 from sbert_infer.embed.cli import main
 

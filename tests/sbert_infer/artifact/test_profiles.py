@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbert_infer.backends.tensorrt.profiles import make_profiles
+from sbert_infer.artifact.profiles import make_profiles
 from sbert_infer.text.batching import plan_batches
 
 LONGEST = st.integers(1, 700)
