@@ -82,7 +82,7 @@ def _create(target: Path) -> tuple[int, Path]:
 
 
 def _link(fd: int, target: Path) -> Path:
-    """Give an unnamed file a temporary name: a link can't replace an existing file, a rename can."""
+    """Give an unnamed file a temporary name: a link can't replace a file, a rename can."""
     name = _temporary_name(target)
     folder = os.open(target.parent, os.O_RDONLY)
     try:

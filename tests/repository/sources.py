@@ -57,6 +57,6 @@ class Module:
 
 @cache
 def modules(*folders: str) -> list[Module]:
-    """The Python files under `folders`, each once: not those behind the symlinks in sbert_infer/."""
+    """The Python files under `folders`, each once: symlinks in sbert_infer/ are not followed."""
     files = [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
     return [Module(file) for file in files if not any(parent.is_symlink() for parent in file.parents)]

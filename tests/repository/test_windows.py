@@ -1,4 +1,4 @@
-"""Every module can be imported on Windows, which lacks some modules and functions of POSIX systems."""
+"""Every module can be imported on Windows, which lacks some modules and functions of POSIX."""
 
 from __future__ import annotations
 

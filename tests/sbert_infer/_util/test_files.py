@@ -161,7 +161,7 @@ def is_held(path: Path) -> bool:
         with locked(path, wait=False):
             return False
     except BlockingIOError as error:
-        return error.filename == str(path)
+        return bool(error.filename == str(path))
 
 
 def test_a_lock_is_held_once_and_leaves_its_file(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def contents(output: Path) -> tuple[bytes, bytes]:
 
 
 def hear_interrupts() -> None:
-    """For the child: a shell that starts the tests in the background has them, and it, ignore Ctrl-C."""
+    """In the child, react to Ctrl-C even if the tests were started in the background of a shell."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
