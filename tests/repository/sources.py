@@ -10,6 +10,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).parents[2]
 MAPPED = ("export", "kernels", "bench")  # folders at the top that install under sbert_infer
 PACKAGE = ("sbert_infer", *MAPPED)
@@ -60,3 +62,10 @@ def modules(*folders: str) -> list[Module]:
     """The Python files under `folders`, each once: symlinks in sbert_infer/ are not followed."""
     files = [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
     return [Module(file) for file in files if not any(parent.is_symlink() for parent in file.parents)]
+
+
+def requirements(*extras: str) -> list[Requirement]:
+    """What pyproject.toml asks for: the dependencies of the runtime, and of `extras`."""
+    project = PYPROJECT["project"]
+    lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
+    return [Requirement(line) for line in lines]
