@@ -21,7 +21,7 @@ from sbert_infer.encode.output import Output, Window
 from sbert_infer.encode.results import progress_bar
 from sbert_infer.encode.sparse import SparseOutput, decode
 from sbert_infer.encode.tokens import TokensOutput
-from sbert_infer.integrations.mteb import encode_task, model_meta
+from sbert_infer.encode.mteb import encode_task, model_meta
 from sbert_infer.similarity import (
     MULTI_SIMILARITIES,
     SIMILARITIES,
