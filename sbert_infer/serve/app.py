@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from sbert_infer.artifact.onnx_file import RERANKER, SPARSE_ENCODER
-from sbert_infer.serve.http.admission import Gate
+from sbert_infer.serve.http.admission import Admission
 from sbert_infer.serve.http.auth import KeyCheck, Keys
 from sbert_infer.serve.http.body_memory import Room
 from sbert_infer.serve.http.operation import RUNS, Operation
@@ -27,18 +25,15 @@ from sbert_infer.serve.routes.tei import Tei
 from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.responses import json_response
 
-__all__ = ["App", "make_app"]
+__all__ = ["make_app"]
 
 
-class App(NamedTuple):
-    """What answers requests, and what connections ask before they pass one on."""
+def make_app(models: Models, settings: Settings, metrics: Metrics) -> ASGIApp:
+    """Make the application.
 
-    asgi: ASGIApp
-    gate: Gate
-
-
-def make_app(models: Models, settings: Settings, metrics: Metrics) -> App:
-    """All routes. Every answer is noted outermost; a browser's preflight carries no key, so CORS comes before keys."""
+    A request passes, from the outside in: its log, CORS (a browser's preflight carries no key), the
+    check of its key, admission, the memory for its body, and the router.
+    """
     operations = [
         *OpenAI(models, settings).operations(),
         *Tei(models, settings).operations(),
@@ -54,9 +49,8 @@ def make_app(models: Models, settings: Settings, metrics: Metrics) -> App:
     running = {operation.path for operation in operations if set(RUNS) <= set(operation.problems)}
     largest = settings.max_body_bytes
     keys = Keys(settings.keys)
-    gate = Gate(Room(Router(operations, largest), largest), running, models, keys, metrics, largest)
-    app = _cors(KeyCheck(gate, keys, largest), settings)
-    return App(Watch(app, paths, models, metrics), gate)
+    admission = Admission(Room(Router(operations, largest), largest), running, models, largest)
+    return Watch(_cors(KeyCheck(admission, keys, largest), settings), paths, models, metrics)
 
 
 def _description(

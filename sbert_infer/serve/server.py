@@ -217,10 +217,9 @@ def _run_in_loop(main: Coroutine[Any, Any, None]) -> None:
 
 def _config(server: Server) -> uvicorn.Config:
     settings = server.settings
-    app = make_app(server.models, settings, server.metrics)
     return uvicorn.Config(
-        app.asgi,
-        http=connection_class(settings, app.gate),
+        make_app(server.models, settings, server.metrics),
+        http=connection_class(settings),
         ws="none",
         lifespan="off",
         log_config=None,

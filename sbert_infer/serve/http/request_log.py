@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _POLLED = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})  # each second, by machines
 _PROCESS, _numbers = secrets.token_hex(6), itertools.count(1)  # for ids that no other server gives
+_REFUSALS_EVERY_S = 1.0
 CLIENT_LEFT = 499  # as nginx has it; never sent
 
 
@@ -59,6 +61,7 @@ class Watch:
 
     def __init__(self, app: ASGIApp, routes: Collection[str], models: Models, metrics: Metrics) -> None:
         self._app, self._routes, self._models, self._metrics = app, frozenset(routes), models, metrics
+        self._refusals = 0  # not logged yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on and note what becomes of it."""
@@ -102,8 +105,21 @@ class Watch:
         record.seconds = time.monotonic() - record.start
         route = record.path if record.path in self._routes else "other"
         self._metrics.note_answer(route, record.status, record.seconds)
-        quiet = record.path in _POLLED and record.status < 400
-        access.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"record": record})
+        if record.status == HTTPStatus.TOO_MANY_REQUESTS:
+            self._count_refusal()
+        else:
+            quiet = record.path in _POLLED and record.status < HTTPStatus.BAD_REQUEST
+            access.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"record": record})
+
+    def _count_refusal(self) -> None:
+        """Log refusals in one line a second: thousands of lines would cost more than the refusals."""
+        if not self._refusals:
+            asyncio.get_running_loop().call_later(_REFUSALS_EVERY_S, self._log_refusals)
+        self._refusals += 1
+
+    def _log_refusals(self) -> None:
+        logger.warning("refused %d requests with 429: too much work is queued", self._refusals)
+        self._refusals = 0
 
 
 def log_lost(error: SbertInferError, request: Request) -> None:
@@ -115,12 +131,7 @@ def log_lost(error: SbertInferError, request: Request) -> None:
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """The one that a client has given, if it can be written into a log; otherwise a new one."""
     given = first_header(headers, b"x-request-id").decode("latin-1")
-    return given if _SANE_ID.fullmatch(given) else new_id()
-
-
-def new_id() -> str:
-    """For a request whose client has given none."""
-    return f"{_PROCESS}-{next(_numbers):x}"
+    return given if _SANE_ID.fullmatch(given) else f"{_PROCESS}-{next(_numbers):x}"
 
 
 def _log_unexpected(error: Exception, record: Record) -> None:

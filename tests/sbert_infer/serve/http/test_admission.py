@@ -1,4 +1,4 @@
-"""Requests that are refused before anything is made of them: still HTTP, counted, and only for those with a key."""
+"""The admission check: what it refuses is still HTTP, is counted and logged, and needs a valid key."""
 
 from __future__ import annotations
 
@@ -22,12 +22,10 @@ def crowded(server: Running) -> Iterator[None]:
     scheduler = server.server.models.first.engine._queue.scheduler
     most = scheduler.limits.max_queue_tokens
     scheduler.reserved_tokens += most
-    time.sleep(0.02)  # what the gate last heard is too old by now
     try:
         yield
     finally:
         scheduler.reserved_tokens -= most
-        time.sleep(0.02)
 
 
 def read_answers(connection: socket.socket, number: int) -> list[tuple[bytes, bytes]]:
@@ -79,6 +77,21 @@ def test_refusals_are_counted(server: Running) -> None:
     assert counted() == [count + 3 for count in before]
 
 
+def test_refusals_are_logged_in_one_line_a_second(
+    start_server: Callable[..., Running], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = start_server()
+    with caplog.at_level("INFO"), crowded(server):
+        for _ in range(3):
+            assert server.post("/embed", {"inputs": "a cat"}).status_code == 429
+        end = time.monotonic() + 20
+        while not (lines := [line for line in caplog.messages if line.startswith("refused")]):
+            assert time.monotonic() < end, "nothing was logged"
+            time.sleep(0.01)
+    assert lines[0].endswith("requests with 429: too much work is queued")
+    assert [record for record in caplog.records if hasattr(record, "record") and record.record.status == 429] == []
+
+
 def test_only_those_with_a_key_hear_of_the_queue(start_server: Callable[..., Running]) -> None:
     server = start_server(keys=("secret",))
     with crowded(server):
@@ -116,7 +129,7 @@ def ask(text: str, key: str = "secret") -> bytes:
 
 
 def test_one_who_asks_again_and_again(start_server: Callable[..., Running]) -> None:
-    """What differs in nothing but its body is refused without a look at it, and served as soon as that is possible."""
+    """Each request is refused while the queue is full, and served as soon as it is not."""
     server = start_server(keys=("secret",))
     texts = ("a", "a cat", "a cat sat on a mat " * 5, "")
     with connect(server) as connection:
