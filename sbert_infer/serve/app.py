@@ -11,7 +11,7 @@ from sbert_infer.artifact.onnx_file import RERANKER, SPARSE_ENCODER
 from sbert_infer.serve.http.admission import Admission
 from sbert_infer.serve.http.auth import KeyCheck, Keys
 from sbert_infer.serve.http.body_memory import Room
-from sbert_infer.serve.http.operation import RUNS, Operation
+from sbert_infer.serve.http.operation import Operation
 from sbert_infer.serve.http.request_log import Watch
 from sbert_infer.serve.http.router import Router
 from sbert_infer.serve.metrics import Metrics
@@ -46,7 +46,7 @@ def make_app(models: Models, settings: Settings, metrics: Metrics) -> ASGIApp:
     everything = [*operations, *(operation for some in special.values() for operation in some)]
     operations = [*everything, _description(operations, special, models, settings)]
     paths = {operation.path for operation in operations}
-    running = {operation.path for operation in operations if set(RUNS) <= set(operation.problems)}
+    running = {operation.path for operation in operations if operation.runs_model}
     largest = settings.max_body_bytes
     keys = Keys(settings.keys)
     admission = Admission(Room(Router(operations, largest), largest), running, models, largest)

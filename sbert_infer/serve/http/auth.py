@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,10 +13,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sbert_infer.serve.http.body import refuse
-from sbert_infer.serve.http.headers import first_header
 from sbert_infer.serve.wire.problems import Problem
 
-__all__ = ["OPEN_PATHS", "KeyCheck", "Keys", "read_keys"]
+__all__ = ["OPEN_PATHS", "KeyCheck", "Keys", "first_header", "read_keys"]
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 # A browser asks for a password by itself if Basic is offered, and so can open the page. Chromium
@@ -69,6 +68,14 @@ def read_keys(path: Path) -> list[str]:
     if not keys:
         raise ValueError(f"{path} holds no key: write one a line")
     return keys
+
+
+def first_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
+    """The value of the first header of this name, in lower case, or nothing."""
+    for found, value in headers:
+        if found == name:
+            return value
+    return b""
 
 
 def _key_in(authorization: bytes) -> bytes:

@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sbert_infer.errors import SbertInferError, TextError, WorkerError
+from sbert_infer.serve.http.auth import first_header
 from sbert_infer.serve.http.body import ClientLeft
-from sbert_infer.serve.http.headers import first_header
 from sbert_infer.serve.metrics import Metrics
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.wire.problems import Problem, respond

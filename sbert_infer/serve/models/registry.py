@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sbert_infer.artifact.onnx_file import RERANKER
 from sbert_infer.errors import OverloadedError, SbertInferError
 from sbert_infer.scheduling.workers import Observe
 from sbert_infer.serve.models.served_model import Model
@@ -52,17 +51,8 @@ class Models:
         """The default."""
         return self._models[0]
 
-    def first_of(self, kind: str) -> Model:
-        """The first of a kind, for requests that name none; the first of all if there is none of that kind."""
-        return next((model for model in self._models if model.kind == kind), self.first)
-
-    @property
-    def has_rerankers(self) -> bool:
-        """Whether there is one."""
-        return self.has(RERANKER)
-
     def has(self, kind: str) -> bool:
-        """Whether there is one of this kind."""
+        """Whether there is a model of this kind."""
         return any(model.kind == kind for model in self._models)
 
     @property
@@ -98,6 +88,12 @@ class Models:
         raise Problem(
             "model_not_found", f"model {name[:80]!r} is not served here, only: {self._listed()}", param="model"
         )
+
+    def find(self, name: str | None, kind: str) -> Model:
+        """The model of this name; without a name, the first of this kind, or of all if there is none."""
+        if name is not None:
+            return self.get(name)
+        return next((model for model in self._models if model.kind == kind), self.first)
 
     @property
     def reloading(self) -> bool:

@@ -43,8 +43,8 @@ _MAX_TOKEN_NUMBERS = 2**22
 class EncodeOptions(NamedTuple):
     """What a request asks of the vectors."""
 
-    normalize: bool
-    truncate: bool
+    normalize: bool = False
+    truncate: bool = False
     dimensions: int | None = None
     prompt_name: str | None = None
     side: Side | None = None  # where long texts are cut, if not where the model has it

@@ -28,7 +28,7 @@ _RETRY = {
 
 def describe(operations: Sequence[Operation], values: Values, *, with_keys: bool) -> dict[str, Any]:
     """An OpenAPI 3.1 description. `values` narrow what the fields of these names may be, by the models served."""
-    types = [kind for operation in operations for kind in (operation.answer, *operation.takes) if kind is not None]
+    types = [kind for operation in operations for kind in (operation.response, *operation.takes) if kind is not None]
     schemas, components = msgspec.json.schema_components([*types, OpenAIErrorBody, TeiError], ref_template=_REF)
     for schema in components.values():
         for name, field in schema.get("properties", {}).items():
@@ -76,7 +76,7 @@ def _describe_one(operation: Operation, by_type: dict[str, Any], with_keys: bool
 
 
 def _responses(operation: Operation, by_type: dict[str, Any], with_keys: bool) -> dict[str, Any]:
-    schema = {"type": "string"} if operation.answer is None else by_type[repr(operation.answer)]
+    schema = {"type": "string"} if operation.response is None else by_type[repr(operation.response)]
     answers = {"200": {"description": "OK", "content": {operation.media_type.split(";")[0]: {"schema": schema}}}}
     codes = [*operation.problems, *(["invalid_api_key"] if with_keys else []), "internal_error"]
     for status, group in _by_status(codes, is_openai(operation.path)).items():

@@ -148,29 +148,28 @@ class OpenAIErrorBody(Struct):
 # text-embeddings-inference ------------------------------------------------------------------------
 
 
-class EmbedRequest(Struct, forbid_unknown_fields=True):
-    """A request for embeddings. `model` is ours: without it, the first."""
+class TextsRequest(Struct, forbid_unknown_fields=True):
+    """What the requests to embed texts share. `model` is ours: without it, the first of a fitting kind."""
 
     inputs: Text | FilledTexts
     truncate: bool | None = None
     truncation_direction: Direction | None = None
     prompt_name: PromptName | None = None
+    model: ModelName | None = None
+
+
+class EmbedRequest(TextsRequest):
+    """A request for embeddings."""
+
     normalize: bool | None = True
     dimensions: Dimensions | None = None
-    model: ModelName | None = None
 
 
-class EmbedAllRequest(Struct, forbid_unknown_fields=True):
-    """A request for the embeddings of tokens. `model` is ours: without it, the first."""
-
-    inputs: Text | FilledTexts
-    truncate: bool | None = None
-    truncation_direction: Direction | None = None
-    prompt_name: PromptName | None = None
-    model: ModelName | None = None
+class EmbedAllRequest(TextsRequest):
+    """A request for the embeddings of tokens."""
 
 
-class EmbedSparseRequest(EmbedAllRequest):
+class EmbedSparseRequest(TextsRequest):
     """A request for sparse embeddings."""
 
 
