@@ -10,13 +10,13 @@ from starlette.types import ASGIApp
 from sbert_infer.artifact.onnx_file import RERANKER, SPARSE_ENCODER
 from sbert_infer.serve.http.admission import Admission
 from sbert_infer.serve.http.auth import KeyCheck, Keys
-from sbert_infer.serve.http.body_memory import Room
+from sbert_infer.serve.http.body_memory import BodyMemory
 from sbert_infer.serve.http.operation import Operation
-from sbert_infer.serve.http.request_log import Watch
+from sbert_infer.serve.http.request_log import RequestLog
 from sbert_infer.serve.http.router import Router
 from sbert_infer.serve.metrics import Metrics
 from sbert_infer.serve.models.registry import Models
-from sbert_infer.serve.routes.admin import Probes
+from sbert_infer.serve.routes.admin import Admin
 from sbert_infer.serve.routes.openai import OpenAI
 from sbert_infer.serve.routes.openapi import describe
 from sbert_infer.serve.routes.rerank import Reranking
@@ -31,13 +31,13 @@ __all__ = ["make_app"]
 def make_app(models: Models, settings: Settings, metrics: Metrics) -> ASGIApp:
     """Make the application.
 
-    A request passes, from the outside in: its log, CORS (a browser's preflight carries no key), the
-    check of its key, admission, the memory for its body, and the router.
+    The middleware is listed from the inside out. CORS comes before the keys, since a browser's
+    preflight carries none.
     """
     operations = [
         *OpenAI(models, settings).operations(),
         *Tei(models, settings).operations(),
-        *Probes(models, settings, metrics).operations(),
+        *Admin(models, settings, metrics).operations(),
     ]
     special = {
         RERANKER: Reranking(models, settings).operations(),
@@ -47,19 +47,21 @@ def make_app(models: Models, settings: Settings, metrics: Metrics) -> ASGIApp:
     operations = [*everything, _description(operations, special, models, settings)]
     paths = {operation.path for operation in operations}
     running = {operation.path for operation in operations if operation.runs_model}
-    largest = settings.max_body_bytes
-    keys = Keys(settings.keys)
-    admission = Admission(Room(Router(operations, largest), largest), running, models, largest)
-    return Watch(_cors(KeyCheck(admission, keys, largest), settings), paths, models, metrics)
+    app: ASGIApp = Router(operations, settings.max_body_bytes)
+    app = BodyMemory(app, settings.max_body_bytes)
+    app = Admission(app, running, models, settings.max_body_bytes)
+    app = KeyCheck(app, Keys(settings.keys), settings.max_body_bytes)
+    app = _cors(app, settings)
+    return RequestLog(app, paths, models, metrics)
 
 
 def _description(
     operations: list[Operation], special: dict[str, list[Operation]], models: Models, settings: Settings
 ) -> Operation:
-    """What describes the others. Made anew each time: a reload may bring other prompts or dimensions."""
+    """The description, made for each request: a reload may bring other prompts or dimensions."""
 
     async def handler(request: Request) -> Response:
-        # Without a model of their kind the special ones refuse.
+        # Without a model of their kind, the special operations only refuse.
         used = [operation for kind, some in special.items() if models.has(kind) for operation in some]
         served = [*operations, *used]
         return json_response(describe([*served, own], models.values, with_keys=bool(settings.keys)))

@@ -1,4 +1,4 @@
-"""Log lines, as text or JSON, written by a thread: a full disk or a stalled pipe never holds up a request."""
+"""Log lines, as text or JSON, written by a thread so that a stalled pipe holds up no request."""
 
 from __future__ import annotations
 

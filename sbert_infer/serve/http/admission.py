@@ -15,9 +15,9 @@ __all__ = ["Admission"]
 
 
 class Admission:
-    """Middleware that answers 429 on `paths`, which run a model, while no model would take one more text.
+    """Middleware that responds 429 on `paths` while no model would take one more text.
 
-    It stands behind the check of the keys, so that strangers learn nothing about the queue, and
+    It comes after the check of the keys, so that strangers learn nothing about the queue, and
     before the body is parsed, so that a refusal costs little. What it lets through may still be
     refused by the engine's own queue, which knows how many tokens a request has.
     """

@@ -24,7 +24,7 @@ _CONTINUE = b"HTTP/1.1 100 "
 
 
 class Connection(HttpToolsProtocol):
-    """Ends if headers are late or too long, if there are too many connections, or if its response is not read."""
+    """Ends if headers are late or too long, if there are too many, or if a response is not read."""
 
     settings: Settings  # set by the subclass that `connection_class` makes
     _passes_on = False  # whether the request being read goes to the application
@@ -53,7 +53,7 @@ class Connection(HttpToolsProtocol):
             call()
 
     def data_received(self, data: bytes) -> None:
-        """Parse some bytes, counted here since the parser reports a header only once it is complete."""
+        """Count and parse some bytes: the parser reports a header only once it is complete."""
         self._header_bytes += len(data)
         self._unset_keepalive_if_required()
         while data:
@@ -99,7 +99,7 @@ class Connection(HttpToolsProtocol):
         self._expect_no_headers()
 
     def on_headers_complete(self) -> None:
-        """Pass the request on to the application, which has a time limit of its own for the body."""
+        """Pass the request on to the application, which limits the time for the body."""
         self._header_bytes = 0
         self._in_headers = False
         self._expect_no_headers()
@@ -120,7 +120,7 @@ class Connection(HttpToolsProtocol):
         self.scope["sbert.has_come"] = True  # type: ignore[typeddict-unknown-key]
         super().on_message_complete()
         if not self.pipeline:
-            self.flow.resume_reading()  # paused by a large body, but a disconnect is only seen while reading
+            self.flow.resume_reading()  # a large body pauses it, and a disconnect is only seen while reading
 
     def on_body(self, body: bytes) -> None:
         """Pass on a piece of the body, whose size the application checks."""
@@ -129,7 +129,7 @@ class Connection(HttpToolsProtocol):
             super().on_body(body)
 
     def shutdown(self) -> None:
-        """Close soon: a request may be on its way, and is answered if it comes within half a second."""
+        """Close in half a second if idle, since a request may be on its way."""
         if self._is_answered:
             self.loop.call_later(_LAST_REQUEST_S, super().shutdown)
         else:
@@ -155,7 +155,7 @@ class Connection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _waits_for_client(self) -> bool:
-        """Whether the client must send next, and no timer runs: stray bytes between requests cancel uvicorn's."""
+        """Whether it is the client's turn and no timer runs: stray bytes cancel uvicorn's."""
         if self.pipeline or self.transport.is_closing():
             return False
         return self._in_headers or (self._is_answered and self.timeout_keep_alive_task is None)
@@ -170,7 +170,7 @@ class Connection(HttpToolsProtocol):
         self._header_timer = None
 
     def _watch_writing(self) -> None:
-        """Look again later, and give up if the client has read hardly anything meanwhile."""
+        """Look again later, and give up if the client has read hardly anything by then."""
         _cancel(self._write_timer)
         unread = self.transport.get_write_buffer_size()
         wanted = min(unread, _SLOWEST_BYTES_PER_S * self.settings.write_timeout_s)

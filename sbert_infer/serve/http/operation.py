@@ -1,4 +1,4 @@
-"""An operation: one method of one path, with all that the router and `/openapi.json` need to know about it."""
+"""Operations: a method of a path, and what the router and /openapi.json need to know about it."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ async def encode(request: Request, model: Model, inputs: Inputs, options: Encode
 
 
 async def run_model(request: Request, texts: int, work: Coroutine[Any, Any, Counted]) -> Counted:
-    """Await a model's work, which is cancelled if the client leaves, and note its size for the log."""
+    """Await a model's work, cancelled if the client leaves, and note its size for the log."""
     record = record_of(request)
     record.texts = texts
     result = await while_connected(request, work)
@@ -107,7 +107,7 @@ def tei_options(
     normalize: bool = False,
     dimensions: int | None = None,
 ) -> EncodeOptions:
-    """The options of a request in TEI's dialect, which may say whether and where long texts are cut."""
+    """The options of a request in TEI's dialect, truncation included."""
     truncate = settings.auto_truncate if asked.truncate is None else asked.truncate
     side: Side | None = None
     if asked.truncation_direction is not None:

@@ -95,7 +95,7 @@ class Reranking:
 
 
 def _activated(scores: Scores, raw: bool) -> Scores:
-    """Apply sigmoid, or softmax to several labels: TEI does not look at the model's own activation."""
+    """Apply sigmoid, or softmax if there are several labels, as TEI does for every model."""
     if raw:
         return scores
     return softmax(scores) if scores.shape[1] > 1 else activate(scores, "sigmoid")

@@ -1,4 +1,4 @@
-"""The routes of text-embeddings-inference: /embed, /embed_all, /similarity, /tokenize, /info and POST /."""
+"""The routes of text-embeddings-inference for sentence encoders, POST /, /tokenize and /info."""
 
 from __future__ import annotations
 

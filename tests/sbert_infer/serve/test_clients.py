@@ -1,4 +1,7 @@
-"""Real clients, unmodified, in an environment of their own (tests/clients.txt), against a real server with MiniLM."""
+"""Real clients, unmodified, against a real server with MiniLM.
+
+They have an environment of their own: see tests/clients.txt.
+"""
 
 from __future__ import annotations
 
@@ -54,12 +57,12 @@ def expected(minilm_onnx: Path) -> Any:
 
 
 def run_client(name: str, url: str, *, newest: bool = True, **given: Any) -> Any:
-    """What a script in clients/ prints, the last line of it."""
+    """The last line that a script in clients/ prints."""
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": os.environ.get("HOME", ""),
         "PYTHONUTF8": "1",
-        # Nothing but the server is to be asked.
+        # No requests to anything but the server.
         "ANONYMIZED_TELEMETRY": "False",
         "HAYSTACK_TELEMETRY_ENABLED": "False",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -77,7 +80,10 @@ def run_client(name: str, url: str, *, newest: bool = True, **given: Any) -> Any
 
 
 def check(vectors: dict[str, list[list[float]]], expected: Any) -> None:
-    """What a client got are the vectors, in order: of all texts, of all that aren't empty, or of the first few."""
+    """Check the vectors that a client got, in order.
+
+    They are of all texts, of all that aren't empty, or of the first few of those.
+    """
     filled = expected[[index for index, text in enumerate(TEXTS) if text]]
     for name, found in vectors.items():
         whole = expected if len(found) == len(expected) else filled[: len(found)]
@@ -86,7 +92,7 @@ def check(vectors: dict[str, list[list[float]]], expected: Any) -> None:
 
 
 def test_texts_can_be_told_apart(expected: Any) -> None:
-    """Or the order of the vectors would not be checked."""
+    """Otherwise the order of the vectors would not be checked."""
     cosines = expected @ expected.T - np.eye(len(expected))
     assert cosines.max() < 0.9999
 

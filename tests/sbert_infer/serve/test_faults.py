@@ -1,4 +1,4 @@
-"""When the model fails, is overloaded, or clients leave: who hears what. A double stands in for the model."""
+"""What clients are told when a model fails or is overloaded. A double stands in for the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BAD = "a bad text"
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend]:
-    """The doubles of a model's backend, in the order they were opened. The first serves until it breaks."""
+    """Doubles of the backend, in the order they were opened. The first serves until it breaks."""
     made: list[FakeBackend] = []
 
     def open_fake(*_: object) -> FakeBackend:
@@ -82,7 +82,7 @@ def refuse(vectors: Vectors, found: Any) -> None:
 
 
 @pytest.mark.parametrize(("do", "message"), [(spoil, "gives NaN or infinity for"), (refuse, "fails on")])
-def test_a_bad_text_is_named_and_hurts_nobody_else(
+def test_a_bad_text_is_named_and_affects_no_other_request(
     start_server: Callable[..., Running], fakes: list[FakeBackend], do: Callable[[Vectors, Any], object], message: str
 ) -> None:
     server = start_server()
@@ -211,7 +211,7 @@ def test_a_deadline(start_server: Callable[..., Running], fakes: list[FakeBacken
 
 
 def leave(server: Running, text: str) -> None:
-    """Ask, and go without waiting for the answer."""
+    """Send a request, and close without waiting for the response."""
     url = httpx.URL(server.url)
     assert url.port is not None
     body = b'{"inputs": "%s"}' % text.encode()
@@ -222,7 +222,7 @@ def leave(server: Running, text: str) -> None:
 def test_a_client_that_leaves_after_a_large_body_is_noticed(
     start_server: Callable[..., Running], fakes: list[FakeBackend], gate: Gate
 ) -> None:
-    """Reading pauses while a large body is taken in, and a closed connection is only seen while reading."""
+    """Reading pauses during a large body, but a closed connection is only seen while reading."""
     server = start_server()
     stats = server.server.models.first.stats
     fakes[0].fault = gate

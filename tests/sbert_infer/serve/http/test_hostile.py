@@ -1,4 +1,4 @@
-"""Clients that mean harm, or can't speak HTTP: a server in a process of its own keeps its memory, and goes on."""
+"""Hostile clients, and clients that do not speak HTTP: memory is bounded, others are served."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Victim:
         return socket.create_connection((self.client.base_url.host, self.client.base_url.port), timeout=30)
 
     def says(self, *sent: bytes) -> bytes:
-        """All that comes back until the server closes."""
+        """Send some bytes, and read until the server closes."""
         said = b""
         with self.connect() as connection, contextlib.suppress(ConnectionError):
             for data in sent:
@@ -55,7 +55,7 @@ class Victim:
         return float(value)
 
     def peak_mb(self) -> float:
-        """The most memory that it ever had."""
+        """The peak of the server's memory."""
         status = Path(f"/proc/{self.process.process.pid}/status").read_text()
         return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1024
 
@@ -145,7 +145,7 @@ def test_a_text_without_end_is_refused(victim: Victim) -> None:
         assert f"input 1 has {len(text)} characters, at most {MB} are read" in response.json()["error"]
 
 
-def test_a_text_that_takes_long_holds_up_nobody(victim: Victim) -> None:
+def test_a_text_that_takes_long_holds_up_no_other_request(victim: Victim) -> None:
     calls = victim.metric('sbert_requests_total{model="small"}')
     with ThreadPoolExecutor(1) as threads:
         slow = threads.submit(victim.client.post, "/embed", json={"inputs": [" " * (MB - n) for n in range(4)]})

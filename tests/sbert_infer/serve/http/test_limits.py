@@ -1,4 +1,4 @@
-"""Clients that send too much, too slowly, or never read: bounded, and answered where they can be."""
+"""Clients that send too much, too slowly, or never read are bounded, and told so if possible."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def send_head(connection: socket.socket, length: int, path: str = "/embed", extr
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Until the server closes, or resets: what was sent before counts."""
+    """Read until the server closes or resets the connection."""
     data = b""
     with contextlib.suppress(ConnectionResetError):
         while chunk := connection.recv(2**16):
@@ -185,7 +185,7 @@ def test_slow_senders_are_not_waited_for(start_server: Callable[..., Running]) -
     assert server.post("/embed", {"inputs": "A cat sat."}).status_code == 200
 
 
-def test_an_answer_that_nobody_reads_is_given_up(start_server: Callable[..., Running]) -> None:
+def test_a_response_that_is_never_read_is_given_up(start_server: Callable[..., Running]) -> None:
     server = start_server(write_timeout_s=0.3)
     body = json.dumps({"inputs": [f"text {number}" for number in range(2048)]}).encode()
     connections = server.server.connections
