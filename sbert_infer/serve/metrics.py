@@ -21,9 +21,9 @@ from sbert_infer.scheduling.workers import Observe
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
 
-__all__ = ["ERROR_KINDS", "Metrics"]
+__all__ = ["Metrics"]
 
-ERROR_KINDS = {
+_ERROR_KINDS = {
     "OverloadedError": "overloaded",
     "DeadlineError": "deadline",
     "TextError": "text",
@@ -138,9 +138,9 @@ def _counters(models: list[Model]) -> Iterator[CounterMetricFamily]:
         yield family
     failed = CounterMetricFamily("sbert_errors", "Calls that failed, by kind.", labels=["model", "kind"])
     for model, _, errors in counts:
-        kinds = dict.fromkeys([*ERROR_KINDS.values(), "other"], 0)
+        kinds = dict.fromkeys([*_ERROR_KINDS.values(), "other"], 0)
         for error, count in errors.items():
-            kinds[ERROR_KINDS.get(error, "other")] += count
+            kinds[_ERROR_KINDS.get(error, "other")] += count
         for kind, count in kinds.items():
             failed.add_metric([model, kind], count)
     yield failed

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.schemas import TeiError
 
-__all__ = ["Connection", "connection_class"]
+__all__ = ["connection_class"]
 
 _MAX_HEADER_BYTES = 64 * 2**10
 _LAST_REQUEST_S = 0.5  # for a request that is on its way when the server stops
@@ -24,7 +24,7 @@ _CONTINUE = b"HTTP/1.1 100 "
 
 
 class Connection(HttpToolsProtocol):
-    """Ends if headers are late or too long, if there are too many, or if a response is not read."""
+    """Ends if headers are late or too long, if a response is not read, or if it is one too many."""
 
     settings: Settings  # set by the subclass that `connection_class` makes
     _passes_on = False  # whether the request being read goes to the application

@@ -19,7 +19,6 @@ from sbert_infer.serve.wire.schemas import Direction
 from sbert_infer.text.inputs import Side
 
 __all__ = [
-    "Inputs",
     "as_list",
     "check_sizes",
     "decode_inputs",

@@ -29,7 +29,6 @@ __all__ = [
     "Reloaded",
     "RerankRequest",
     "RootRequest",
-    "SimilarityInputs",
     "SimilarityOptions",
     "SimilarityRequest",
     "SparseValue",
