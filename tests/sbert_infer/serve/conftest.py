@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,6 +69,14 @@ def start(settings: Settings) -> Running:
         raise errors[0]
     headers = {"authorization": f"Bearer {settings.keys[0]}"} if settings.keys else {}
     return Running(server, thread, urls[0], httpx.Client(base_url=urls[0], headers=headers, timeout=30))
+
+
+def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.005)
 
 
 @pytest.fixture(scope="session")

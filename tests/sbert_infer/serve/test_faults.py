@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.doubles.backend import FakeBackend, Gate, Vectors
-from tests.sbert_infer.serve.conftest import Running
+from tests.sbert_infer.serve.conftest import Running, until
 
 BAD = "a bad text"
 
@@ -61,13 +60,6 @@ def hold_workers(server: Running, gate: Gate, threads: ThreadPoolExecutor) -> li
         held.append(threads.submit(server.post, "/embed", {"inputs": f"held {number}"}))
         assert gate.entered.acquire(timeout=20)
     return held
-
-
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.005)
 
 
 # Bad texts ----------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import json
 import re
 import select
 import socket
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.sbert_infer.serve.conftest import Running
+from tests.sbert_infer.serve.conftest import Running, until
 from tests.sbert_infer.serve.test_lifecycle import Process
 
 JSON = {"content-type": "application/json"}
@@ -71,13 +70,6 @@ def victim(served_onnx: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         assert "unexpected" not in log.read_text()
     finally:
         process.process.kill()
-
-
-def until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.005)
 
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux, to see a process's memory")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from tests.sbert_infer.serve.conftest import Running
+from tests.sbert_infer.serve.conftest import Running, until
 
 JSON = {"content-type": "application/json"}
 BODY = json.dumps({"inputs": "A cat sat."}).encode()
@@ -194,10 +194,7 @@ def test_a_response_that_is_never_read_is_given_up(start_server: Callable[..., R
         for _ in range(20):  # more than the kernel buffers
             send_head(connection, len(body))
             connection.sendall(body)
-        end = time.monotonic() + 20
-        while connections() and time.monotonic() < end:
-            time.sleep(0.02)
-        assert connections() == 0
+        until(lambda: connections() == 0)
     assert server.client.get("/health/live").status_code == 200
 
 
@@ -211,7 +208,5 @@ def test_too_many_connections(start_server: Callable[..., Running]) -> None:
         assert b"too many connections" in answer
         assert b"retry-after: 1" in answer
         held[0].close()
-        end = time.monotonic() + 20
-        while server.server.connections() > 2 and time.monotonic() < end:
-            time.sleep(0.01)
+        until(lambda: server.server.connections() <= 2)
         assert httpx.get(f"{server.url}/health").status_code == 200
