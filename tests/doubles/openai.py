@@ -1,4 +1,4 @@
-"""A double of an OpenAI embeddings server with faults to order: real HTTP over a real socket, no model behind it."""
+"""A double of an OpenAI embeddings server with faults on demand: real HTTP, but no model."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ DIM = 8
 
 
 def vector_of(text: str) -> npt.NDArray[np.float32]:
-    """Every text's own direction."""
+    """A vector that is different for every text."""
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
     return np.random.default_rng(seed).standard_normal(DIM).astype(np.float32)
 
 
 @dataclass
 class OpenAIDouble:
-    """Answers one request at a time, each in `service_s`. What else it does is an attribute, free to change."""
+    """Serves one request at a time, each in `service_s`. The other attributes may be changed."""
 
     service_s: float = 0.0
     max_queue: int = 10**9  # requests; beyond it, 429
-    wrong_every: int = 0  # every n-th answer has another text's vectors
+    wrong_every: int = 0  # every n-th response has another text's vectors
     nan_every: int = 0
-    drop_every: int = 0  # connections closed instead of every n-th answer
+    drop_every: int = 0  # every n-th response is a closed connection
     fail_every: int = 0  # 500
     longest: int = 10**9  # characters of a text; beyond it, 400
     key: str = ""
     stall_at: int = 0  # before this request, everything stops for `stall_s`
     stall_s: float = 0.0
-    garbage: bool = False  # what comes back is not HTTP
-    hold_until: int = 0  # nothing comes back before this many requests have come
+    garbage: bool = False  # the response is not HTTP
+    hold_until: int = 0  # no response before this many requests have come
     chunked: bool = False
     requests: int = 0
     connections: int = 0
@@ -53,23 +53,23 @@ class OpenAIDouble:
         return f"http://127.0.0.1:{self.port}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serve one connection."""
         self.connections += 1
         try:
-            while answer := await self._answer(await reader.readuntil(b"\r\n\r\n"), reader):
-                writer.write(answer)
+            while response := await self._respond(await reader.readuntil(b"\r\n\r\n"), reader):
+                writer.write(response)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             writer.close()
 
-    async def _answer(self, head: bytes, reader: asyncio.StreamReader) -> bytes:
+    async def _respond(self, head: bytes, reader: asyncio.StreamReader) -> bytes:
         lines = head.decode().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
         self.authorizations.add(headers.get("authorization", ""))
         if self.key and headers.get("authorization") != f"Bearer {self.key}":
-            return self._http(401, {"error": {"message": "who are you?"}})
+            return self._http(401, {"error": {"message": "no valid key"}})
         if lines[0].startswith("GET /v1/models "):
             return self._http(200, {"object": "list", "data": [{"id": "double", "object": "model"}]})
         body = json.loads(await reader.readexactly(int(headers["content-length"])))
