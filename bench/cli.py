@@ -145,8 +145,9 @@ def run(
 def compare(before: Path, after: Path, tolerance: float) -> None:
     """Show what got slower or faster between two JSON files; exit with 1 if one of ours got slower."""
     with plain_errors():
+        from sbert_infer.bench.errors import ResultsError
         from sbert_infer.bench.report import compare as comparison
-        from sbert_infer.bench.report.results import ResultsError, load_results
+        from sbert_infer.bench.report.results import load_results
 
         old, new = load_results(before), load_results(after)
         changes = comparison.compare(old, new)
@@ -175,7 +176,7 @@ _LATENCY_TEXTS = 100
 
 
 def _check_only_quality(has_data: bool, has_speed: bool) -> None:
-    from sbert_infer.bench.contest.models_under_test import BenchError
+    from sbert_infer.bench.errors import BenchError
 
     if not has_data:
         raise BenchError("--only-quality needs data: add --sts, --pairs or --beir")
@@ -184,7 +185,7 @@ def _check_only_quality(has_data: bool, has_speed: bool) -> None:
 
 
 def _interpreter(path: str | None) -> str:
-    from sbert_infer.bench.contest.models_under_test import BenchError
+    from sbert_infer.bench.errors import BenchError
 
     if not path:
         return sys.executable

@@ -53,7 +53,8 @@ def text_options(command: Command) -> Command:
 
 def make_workloads(names: tuple[str, ...], file: Path | None, num_texts: int, seed: int) -> dict[str, tuple[str, ...]]:
     """The texts of each workload asked for, or those of a file."""
-    from sbert_infer.bench.workloads import WorkloadError, make_workload, read_workload
+    from sbert_infer.bench.errors import WorkloadError
+    from sbert_infer.bench.workloads import make_workload, read_workload
 
     if file is not None and names:
         raise WorkloadError("--texts takes the place of --workload: give one of them")
@@ -64,7 +65,7 @@ def make_workloads(names: tuple[str, ...], file: Path | None, num_texts: int, se
 
 def check_outputs(*files: Path | None) -> None:
     """Before the long run, not after it."""
-    from sbert_infer.bench.contest.models_under_test import BenchError
+    from sbert_infer.bench.errors import BenchError
 
     for file in files:
         if file is not None and not file.absolute().parent.is_dir():

@@ -13,9 +13,10 @@ import numpy as np
 
 from sbert_infer._util.cores import usable_cores
 from sbert_infer.bench.contest.lineup import PACKAGES, Contestant, line_up, not_installed
-from sbert_infer.bench.contest.models_under_test import BenchError, Subject, check_weights
-from sbert_infer.bench.contest.process import RemoteWorker, WorkerError
+from sbert_infer.bench.contest.models_under_test import Subject, check_weights
+from sbert_infer.bench.contest.process import RemoteWorker
 from sbert_infer.bench.contest.rounds import Meeting
+from sbert_infer.bench.errors import BenchError, WorkerError
 from sbert_infer.bench.quality.evaluate import add_quality, examine, make_tasks
 from sbert_infer.bench.quality.tasks import Task
 from sbert_infer.bench.report.machine import machine_stamp

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from sbert_infer.errors import SbertInferError
+from sbert_infer.bench.errors import WorkloadError
 
-__all__ = ["WORKLOADS", "WorkloadError", "make_pairs", "make_workload", "read_workload"]
+__all__ = ["WORKLOADS", "make_pairs", "make_workload", "read_workload"]
 
 # Modules with much prose in their docstrings; none does anything when imported.
 _MODULES = """
@@ -25,10 +25,6 @@ _MARKUP = re.compile(r":\w+:`|[`*|\\()\[\]\"]|^\s*>>>.*$", re.MULTILINE)
 _LONGEST_WORD = 25  # characters; beyond it are rulers and paths
 _QUERY_WORDS = 8
 _ATTEMPTS = 50  # random draws per text before giving up on finding one that is new
-
-
-class WorkloadError(SbertInferError):
-    """Texts that can't be made or read."""
 
 
 def _mixed(rng: random.Random) -> int:

@@ -10,13 +10,9 @@ from pathlib import Path
 
 from sbert_infer.artifact.onnx_file import ENCODER, RERANKER, Artifact, open_artifact
 from sbert_infer.backends.tensorrt import cuda
-from sbert_infer.errors import SbertInferError
+from sbert_infer.bench.errors import BenchError
 
-__all__ = ["BenchError", "Subject", "check_weights", "open_subject"]
-
-
-class BenchError(SbertInferError):
-    """A benchmark that can't be run as asked."""
+__all__ = ["Subject", "check_weights", "open_subject"]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RemoteWorker", "WorkerError"]
+from sbert_infer.bench.errors import WorkerError
+
+__all__ = ["RemoteWorker"]
 
 _SCRIPT = Path(__file__).resolve().parents[1] / "inside" / "worker.py"
 # Nothing may go over the network or call home while others are timed.
@@ -26,14 +28,6 @@ _QUIET = {
     "TQDM_DISABLE": "1",
 }
 _CAN_STOP = hasattr(signal, "SIGSTOP")
-
-
-class WorkerError(Exception):
-    """A worker that died or could not do what it was asked. `signal` is the number of the signal that killed it."""
-
-    def __init__(self, message: str, signal: int = 0) -> None:
-        super().__init__(message)
-        self.signal = signal
 
 
 class RemoteWorker:

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sbert_infer.bench.contest.lineup import BATCH_SIZES, Contestant
-from sbert_infer.bench.contest.models_under_test import BenchError
-from sbert_infer.bench.contest.process import RemoteWorker, WorkerError
+from sbert_infer.bench.contest.process import RemoteWorker
+from sbert_infer.bench.errors import BenchError, WorkerError
 from sbert_infer.bench.stats import correlation, cosines
 from sbert_infer.text.inputs import Text
 

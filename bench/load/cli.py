@@ -119,7 +119,7 @@ def _run(
 
 
 def _targets(sources: tuple[str, ...], options: dict[str, Any]) -> list[Target]:
-    from sbert_infer.bench.contest.models_under_test import BenchError
+    from sbert_infer.bench.errors import BenchError
     from sbert_infer.bench.load.target import is_url, parse_target
 
     targets = [parse_target(source) for source in sources if is_url(source)]
@@ -137,7 +137,7 @@ def _targets(sources: tuple[str, ...], options: dict[str, Any]) -> list[Target]:
 
 
 def _settings(options: dict[str, Any]) -> LoadSettings:
-    from sbert_infer.bench.contest.models_under_test import BenchError
+    from sbert_infer.bench.errors import BenchError
     from sbert_infer.bench.load.schedule import parse_levels, parse_sizes
     from sbert_infer.bench.load.server import LoadSettings
 

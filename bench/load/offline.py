@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.bench.contest.models_under_test import BenchError
-from sbert_infer.bench.contest.process import RemoteWorker, WorkerError
+from sbert_infer.bench.contest.process import RemoteWorker
+from sbert_infer.bench.errors import BenchError, WorkerError
 
 __all__ = ["Offline", "open_offline"]
 

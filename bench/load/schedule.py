@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.bench.contest.models_under_test import BenchError
+from sbert_infer.bench.errors import BenchError
 
 __all__ = ["Level", "group_texts", "parse_levels", "parse_sizes", "poisson_arrivals", "request_order"]
 

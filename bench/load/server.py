@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.bench.contest.models_under_test import BenchError
+from sbert_infer.bench.errors import BenchError
 from sbert_infer.bench.load.check import count_wrong, decode_answer
 from sbert_infer.bench.load.client import Exchange, LoadClient, run_loop
 from sbert_infer.bench.load.curve import recovery_time

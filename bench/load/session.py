@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sbert_infer.bench.contest.models_under_test import BenchError
+from sbert_infer.bench.errors import BenchError
 from sbert_infer.bench.load.offline import Offline
 from sbert_infer.bench.load.results import LONE, SATURATION, LoadResults
 from sbert_infer.bench.load.server import LoadServer, LoadSettings

@@ -11,18 +11,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
-from sbert_infer.errors import SbertInferError
+from sbert_infer.bench.errors import DatasetError
 
-__all__ = ["DatasetError", "Record", "is_table", "read_records"]
+__all__ = ["Record", "is_table", "read_records"]
 
 Record = dict[str, Any]  # names of columns, in small letters, to values
 
 _JSON = (".jsonl", ".json", ".ndjson")
 _TEXT = (".tsv", ".csv", ".txt")
-
-
-class DatasetError(SbertInferError):
-    """Labelled texts that can't be read."""
 
 
 def is_table(path: Path) -> bool:

@@ -9,10 +9,10 @@ import numpy as np
 
 from sbert_infer.artifact.onnx_file import Manifest
 from sbert_infer.bench.contest.lineup import TUNED
-from sbert_infer.bench.contest.models_under_test import BenchError, Subject
+from sbert_infer.bench.contest.models_under_test import Subject
 from sbert_infer.bench.contest.rounds import Entrant, Meeting
+from sbert_infer.bench.errors import BenchError, DatasetError
 from sbert_infer.bench.quality.beir import read_beir
-from sbert_infer.bench.quality.dataset_files import DatasetError
 from sbert_infer.bench.quality.labelled_pairs import read_labels, read_scores
 from sbert_infer.bench.quality.tasks import AP, SPEARMAN, Block, PairTask, RetrievalTask, Scorer, Task
 from sbert_infer.bench.report.results import Row

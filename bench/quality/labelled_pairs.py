@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sbert_infer.bench.quality.dataset_files import DatasetError, Record, is_table, read_records
+from sbert_infer.bench.errors import DatasetError
+from sbert_infer.bench.quality.dataset_files import Record, is_table, read_records
 
 __all__ = ["LabelledPairs", "read_labels", "read_scores"]
 

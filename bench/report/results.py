@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from sbert_infer.artifact.onnx_file import RERANKER
-from sbert_infer.errors import SbertInferError
+from sbert_infer.bench.errors import ResultsError
 
 __all__ = [
     "FORMAT_VERSION",
     "QUALITY",
     "Results",
-    "ResultsError",
     "Row",
     "WorkloadFacts",
     "load_results",
@@ -25,10 +24,6 @@ FORMAT_VERSION = 2  # 2: `quality` in place of `spearman`
 
 
 QUALITY = "quality"  # stands for the workload in rows of a run without any
-
-
-class ResultsError(SbertInferError):
-    """A file that does not hold results."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ import pytest
 from sbert_infer.artifact.onnx_file import open_artifact
 from sbert_infer.bench import session
 from sbert_infer.bench.contest.lineup import EAGER
-from sbert_infer.bench.contest.models_under_test import BenchError, Subject, open_subject
+from sbert_infer.bench.contest.models_under_test import Subject, open_subject
+from sbert_infer.bench.errors import BenchError
 from sbert_infer.bench.report.page import render_page
 from sbert_infer.bench.report.results import Results, Row
 from sbert_infer.bench.report.table import render_table

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbert_infer.bench.contest.models_under_test import BenchError
+from sbert_infer.bench.errors import BenchError
 from sbert_infer.bench.load.schedule import group_texts, parse_levels, parse_sizes, poisson_arrivals, request_order
 from sbert_infer.bench.load.target import is_url, parse_target
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from sbert_infer.bench.contest.models_under_test import BenchError
+from sbert_infer.bench.errors import BenchError
 from sbert_infer.bench.load.cli import load
 from sbert_infer.bench.load.results import LONE, SATURATION, LoadResults
 from sbert_infer.bench.load.schedule import parse_levels

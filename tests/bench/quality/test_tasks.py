@@ -13,7 +13,8 @@ from sbert_infer import Engine
 from sbert_infer.artifact.onnx_file import open_artifact
 from sbert_infer.bench import cli, session
 from sbert_infer.bench.contest.lineup import EAGER, Contestant, line_up
-from sbert_infer.bench.contest.models_under_test import BenchError, Subject
+from sbert_infer.bench.contest.models_under_test import Subject
+from sbert_infer.bench.errors import BenchError
 from sbert_infer.bench.inside.pair_loaders import LOADERS
 from sbert_infer.bench.quality.beir import read_beir
 from sbert_infer.bench.quality.labelled_pairs import read_scores

@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from sbert_infer.bench import cli
+from sbert_infer.bench.errors import ResultsError
 from sbert_infer.bench.report.page import render_page
-from sbert_infer.bench.report.results import Results, ResultsError, load_results, save_results
+from sbert_infer.bench.report.results import Results, load_results, save_results
 from sbert_infer.bench.report.table import render_table
 from tests.bench.pages import Page
 
