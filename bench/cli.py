@@ -108,7 +108,7 @@ def run(
 ) -> None:
     """Measure exported models against the eager PyTorch reference and other libraries."""
     with plain_errors(), temporary_folder() as folder, progress_line() as progress:
-        from sbert_infer.bench.contest.models_under_test import open_subject
+        from sbert_infer.bench.contest.models_under_test import open_models
         from sbert_infer.bench.report.table import render_table
         from sbert_infer.bench.session import Settings, run_session
 
@@ -127,8 +127,8 @@ def run(
             trust_remote_code=trust_remote_code,
         )
         texts = {} if only_quality else make_workloads(workloads, texts_file, num_texts, seed)
-        subject = open_subject(sources, checkpoint, folder, trust_remote_code=trust_remote_code, announce=progress)
-        results = run_session(subject, texts, settings, folder, progress)
+        models = open_models(sources, checkpoint, folder, trust_remote_code=trust_remote_code, announce=progress)
+        results = run_session(models, texts, settings, folder, progress)
     with plain_errors():
         _write(results, json_file, html_file)
     click.echo(render_table(results, markdown=markdown))

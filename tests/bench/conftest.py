@@ -11,8 +11,8 @@ import pytest
 
 from sbert_infer.artifact.onnx_file import open_artifact
 from sbert_infer.bench.contest.lineup import EAGER, Contestant
-from sbert_infer.bench.contest.models_under_test import Subject
-from sbert_infer.bench.inside.worker import Server
+from sbert_infer.bench.contest.models_under_test import ModelsUnderTest
+from sbert_infer.bench.inside.worker import Worker
 from sbert_infer.bench.report.results import Results, Row, WorkloadFacts
 from sbert_infer.bench.session import Settings, run_session
 from sbert_infer.bench.workloads import make_workload
@@ -34,14 +34,14 @@ def make_row(
 
 
 class WorkerInside:
-    """The worker's commands without a process of its own, which would import torch. For looking around only."""
+    """The worker's commands in this process, to save importing torch again."""
 
     def __init__(self, python: str = "") -> None:
-        self._server = Server(None, None)
+        self._worker = Worker()
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = getattr(self._server, command)(**arguments)
-        return answer
+        reply: dict[str, Any] = getattr(self._worker, command)(**arguments)
+        return reply
 
     def close(self) -> None:
         """There is nothing to end."""
@@ -126,7 +126,7 @@ def real_run(
 ) -> Results:
     """The eager reference, our engine, plain onnxruntime and three fakes that misbehave, on a small random model."""
     artifact = open_artifact(export_checkpoint("bert"))
-    subject = Subject("tiny", str(make_checkpoint("bert")), (artifact,))
+    models = ModelsUnderTest("tiny", str(make_checkpoint("bert")), (artifact,))
     fakes = [
         Contestant(f"fake {fault}", "fp32", {"kind": "fake", "fault": fault, "artifact": str(artifact.path)})
         for fault in ("wrong", "crash", "error")
@@ -140,4 +140,4 @@ def real_run(
         only=("sbert-infer", "onnxruntime", "fake"),
     )
     workloads = {"short": make_workload("short", 30), "mixed": make_workload("mixed", 30)}
-    return run_session(subject, workloads, settings, folder, extra=fakes)
+    return run_session(models, workloads, settings, folder, extra=fakes)

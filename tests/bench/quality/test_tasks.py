@@ -13,7 +13,7 @@ from sbert_infer import Engine
 from sbert_infer.artifact.onnx_file import open_artifact
 from sbert_infer.bench import cli, session
 from sbert_infer.bench.contest.lineup import EAGER, Contestant, line_up
-from sbert_infer.bench.contest.models_under_test import Subject
+from sbert_infer.bench.contest.models_under_test import ModelsUnderTest
 from sbert_infer.bench.errors import BenchError
 from sbert_infer.bench.inside.pair_loaders import LOADERS
 from sbert_infer.bench.quality.beir import read_beir
@@ -121,10 +121,10 @@ def reranker_run(reranker: Path, tmp_path_factory: pytest.TempPathFactory) -> Re
         rounds=1, latency_texts=5, sts=(write_sts(folder / "scored.tsv"),), only=("sbert-infer", "fake")
     )
     workloads = {"mixed": make_workload("mixed", 20)}
-    subject = Subject("tiny", str(reranker), (artifact,))
+    models = ModelsUnderTest("tiny", str(reranker), (artifact,))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "RemoteWorker", WorkerInside)
-        return run_session(subject, workloads, settings, folder, extra=[Contestant("fake", "fp32", spec)])
+        return run_session(models, workloads, settings, folder, extra=[Contestant("fake", "fp32", spec)])
 
 
 def test_rerankers_score_pairs_side_by_side(reranker_run: Results) -> None:
@@ -171,6 +171,6 @@ def test_the_report_speaks_of_pairs(reranker_run: Results) -> None:
 
 
 def test_a_reranker_searches_no_corpus(reranker: Path, tmp_path: Path) -> None:
-    subject = Subject("tiny", str(reranker), (open_artifact(reranker.with_suffix(".onnx")),))
+    models = ModelsUnderTest("tiny", str(reranker), (open_artifact(reranker.with_suffix(".onnx")),))
     with pytest.raises(BenchError, match="can't search"):
-        run_session(subject, {}, Settings(beir=(write_beir(tmp_path / "tiny"),)), tmp_path)
+        run_session(models, {}, Settings(beir=(write_beir(tmp_path / "tiny"),)), tmp_path)
