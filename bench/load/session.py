@@ -1,4 +1,4 @@
-"""A whole run of load: every server at every level, taking turns."""
+"""One whole load test: every server at every level, taking turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sbert_infer.bench.report.machine import machine_stamp
 
 __all__ = ["run_load"]
 
-_BOUND = 4.0  # times the first server's p99 of a request alone
+_BOUND = 4.0  # times the first server's p99 of a lone request
 Progress = Callable[[str], object]
 
 
@@ -30,9 +30,10 @@ def run_load(
     offline: Offline | None = None,
     progress: Progress = lambda line: None,
 ) -> LoadResults:
-    """Load each server with `texts`; check the vectors against `offline`, or against the server's own for a text alone.
+    """Load each server with `texts` and check the vectors.
 
-    Ctrl-C ends it with what there is, if the first server's saturation was measured.
+    They are compared with those of `offline`, or with the server's own vector of the text alone.
+    Ctrl-C returns what was measured so far, if the first server's saturation was.
     """
     stamp = {**machine_stamp(), **_stamp(settings), "workload": workload}
     for target in targets:
@@ -43,7 +44,7 @@ def run_load(
         stamp |= _introduce(servers, texts, offline, progress)
         for number in range(settings.rounds):
             _run_round(servers, number, settings, offline, progress)
-    except KeyboardInterrupt:  # what was measured so far is worth having
+    except KeyboardInterrupt:  # keep what was measured so far
         if not servers[0].turns.get(SATURATION):
             raise
         stamp["interrupted"] = "interrupted: not all rounds and levels are there"
@@ -60,7 +61,7 @@ def run_load(
 def _introduce(
     servers: Sequence[LoadServer], texts: Sequence[str], offline: Offline | None, progress: Progress
 ) -> dict[str, Any]:
-    """Every text alone on every server; those that one of them refuses are left out for all."""
+    """Send every text alone to every server; leave out those that any server refuses."""
     own = []
     for server in servers:
         progress(f"{server.target.name}: each text alone")
@@ -87,7 +88,7 @@ def _introduce(
 def _run_round(
     servers: Sequence[LoadServer], number: int, settings: LoadSettings, offline: Offline | None, progress: Progress
 ) -> None:
-    """All that is compared with each other, one after the other: the speed of a machine changes within minutes."""
+    """Measure in close succession what is compared: a machine's speed changes within minutes."""
     about = f"round {number + 1} of {settings.rounds}"
 
     def each(what: str, turn: Callable[[LoadServer], None]) -> None:
@@ -106,7 +107,7 @@ def _run_round(
 
 
 def _calm_down(servers: Sequence[LoadServer]) -> None:
-    """One that is still busy with what its clients gave up long ago would take the machine from the others."""
+    """Wait for all servers: one still busy with abandoned requests would slow down the others."""
     for server in servers:
         server.wait_until_calm()
 

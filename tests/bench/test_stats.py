@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbert_infer.bench.inside.checkpoint_facts import flops_polynomial
-from sbert_infer.bench.report.charts import nice_ticks
+from sbert_infer.bench.report.svg_parts import nice_ticks
 from sbert_infer.bench.stats import cosines, flops, paired_ratio, percentiles, spearman
 
 scipy_stats = pytest.importorskip("scipy.stats")  # here, since a first import takes longer than an example may

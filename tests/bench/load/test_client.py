@@ -11,10 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sbert_infer.bench.load.check import count_wrong, decode_answer
 from sbert_infer.bench.load.client import Exchange, LoadClient, run_loop
 from sbert_infer.bench.load.schedule import poisson_arrivals
-from sbert_infer.bench.load.target import Target, parse_target
+from sbert_infer.bench.load.target import Target, count_wrong, decode_response, parse_target
 from tests.doubles.openai import OpenAIDouble, running, vector_of
 
 TEXTS = ["one", "two", "a third text, Übergröße"]
@@ -146,7 +145,7 @@ ANSWER = b'{"data": [{"index": 1, "embedding": [0, 1]}, {"index": 0, "embedding"
 
 
 def test_vectors_are_put_in_the_order_of_their_index() -> None:
-    vectors = decode_answer(ANSWER)
+    vectors = decode_response(ANSWER)
     assert vectors is not None
     assert vectors.tolist() == [[1, 0], [0, 1]]
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbert_infer.bench.load.curve import compare_servers, load_within, p99_at, recovery_time
-from sbert_infer.bench.load.goals import bars
+from sbert_infer.bench.load.goals import goals
 from sbert_infer.bench.load.results import LONE, SATURATION, LoadResults, LoadRow, Turn, summarise
 
 
@@ -98,15 +98,15 @@ def test_a_server_that_is_never_within_the_bound_is_infinitely_behind() -> None:
     assert compare_servers(results)[0].within_bound == math.inf
 
 
-def test_bars_are_met_or_missed() -> None:
+def test_goals_are_met_or_missed() -> None:
     results = two_servers()
     quick = Turn(1.0, 1500, 1500.0, [50.0] * 280, [5.0] * 1219 + [49.0], right=280, recovery_s=0.5, watched_s=4.0)
     results.rows.append(summarise("a", "5x", [quick]))
     seventy = summarise("a", "70%", [Turn(1.0, 210, 210.0, [39.0] * 210, right=210)])
     results.rows.append(seventy)
-    met = {bar.what: bar.met for bar in bars(results, "a")}
+    met = {goal.what: goal.met for goal in goals(results, "a")}
     assert met == {
-        "right answers at most": None,
+        "most correct responses": None,
         "of the speed without a server": True,
         "p99 of a lone request": None,
         "p99 at 70% load": True,
@@ -121,7 +121,7 @@ def test_bars_are_met_or_missed() -> None:
         summarise("a", "70%", [Turn(1.0, 1, 1.0, [41.0], right=1)]),
     ]
     results.offline_rounds = [400.0]
-    met = {bar.what: bar.met for bar in bars(results, "a")}
+    met = {goal.what: goal.met for goal in goals(results, "a")}
     missed = {what for what, verdict in met.items() if verdict is False}
     assert missed == {
         "of the speed without a server",
@@ -132,7 +132,7 @@ def test_bars_are_met_or_missed() -> None:
     }
 
 
-def test_bars_are_of_the_median_round() -> None:
+def test_goals_are_judged_by_the_median_round() -> None:
     """A machine that is slow in one round is so for all that is compared in it."""
     speeds, load_p99, alone_p99 = (1.0, 0.5, 1.0), (30.0, 90.0, 50.0), (10.0, 20.0, 10.0)
     rows = [
@@ -142,18 +142,18 @@ def test_bars_are_of_the_median_round() -> None:
         summarise("a", "5x", [Turn(1.0, 0, 500.0, right=right, watched_s=1.0) for right in (80, 47, 91)]),
     ]
     results = LoadResults({}, [{"name": "a"}], rows, offline_rounds=[100.0, 55.0, 104.0])
-    found = {bar.what: (bar.value, bar.met) for bar in bars(results, "a")}
+    found = {goal.what: (goal.value, goal.met) for goal in goals(results, "a")}
     assert found["of the speed without a server"] == ("96% (91% to 100%)", True)
     assert found["p99 at 70% load"] == ("90.0 ms, 4.5x the lone one (3.0x to 5.0x)", False)
     assert found["goodput at 5x load"] == ("91% of the most (80% to 94%)", True)
 
 
-def test_a_server_that_gets_nothing_right_misses_its_bar() -> None:
+def test_a_server_that_gets_nothing_right_misses_its_goal() -> None:
     nothing = [
         summarise("a", SATURATION, [Turn(1.0, 9, None, [5.0] * 9)]),
         summarise("a", "5x", [Turn(1.0, 50, 50.0, [5.0] * 9, watched_s=1.0)]),
     ]
-    found = {bar.what: bar for bar in bars(LoadResults({}, [{"name": "a"}], nothing), "a")}
+    found = {goal.what: goal for goal in goals(LoadResults({}, [{"name": "a"}], nothing), "a")}
     assert (found["goodput at 5x load"].value, found["goodput at 5x load"].met) == ("0% of the most", False)
 
 

@@ -207,7 +207,7 @@ def test_two_servers_take_turns_and_are_compared(double: OpenAIDouble, tmp_path:
             *("--rates", "30%,60%,1.2x", "--html", str(page), "--json", str(data)),
         )
     assert done.exit_code == 0, done.output
-    assert re.search(r"quick <1> against slow: \d+\.\d\dx the right answers", done.output)
+    assert re.search(r"quick <1> against slow: \d+\.\d\dx the correct responses", done.output)
     results = json.loads(data.read_text(encoding="utf-8"))
     assert [server["name"] for server in results["servers"]] == ["quick <1>", "slow"]
     for name in ("quick <1>", "slow"):
@@ -245,7 +245,7 @@ def test_a_real_server_gives_the_vectors_of_its_artifact(
     assert "of the speed without a server" in done.output
     done = command(str(artifact), double.url, *QUICK, "--rates", "50%")  # knows nothing of this model
     assert done.exit_code == 1
-    assert re.search(r"right answers at most +0\.0 requests/s", done.output)
+    assert re.search(r"most correct responses +0\.0 requests/s", done.output)
 
 
 def test_an_api_key_is_taken_from_the_environment(double: OpenAIDouble, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from sbert_infer.bench import cli
 from sbert_infer.bench.errors import ResultsError
 from sbert_infer.bench.report.page import render_page
-from sbert_infer.bench.report.results import Results, load_results, save_results
+from sbert_infer.bench.report.results import Results, load_results, to_json
 from sbert_infer.bench.report.table import render_table
 from tests.bench.pages import Page
 
@@ -51,7 +51,7 @@ def test_quality_is_shown_to_four_digits(results: Results) -> None:
 
 def test_results_of_the_first_format_are_read(results: Results, tmp_path: Path) -> None:
     file = tmp_path / "old.json"
-    save_results(results, file)
+    file.write_text(to_json(results), encoding="utf-8")
     content = json.loads(file.read_text(encoding="utf-8")) | {"format_version": 1}
     for row in content["rows"]:
         del row["quality"], row["max_error"], row["correlation"]
@@ -68,7 +68,7 @@ def test_markdown_rows_have_equal_columns(results: Results) -> None:
 
 def test_json_holds_everything(results: Results, tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    save_results(results, file)
+    file.write_text(to_json(results), encoding="utf-8")
     assert load_results(file) == results
 
 
@@ -123,7 +123,7 @@ def test_a_browser_shows_the_page(results: Results, tmp_path: Path) -> None:
 
 def compare(before: Results, after: Results, folder: Path, *options: str) -> tuple[int, str]:
     for name, one in (("a.json", before), ("b.json", after)):
-        save_results(one, folder / name)
+        (folder / name).write_text(to_json(one), encoding="utf-8")
     done = CliRunner().invoke(cli.compare, [str(folder / "a.json"), str(folder / "b.json"), *options])
     return done.exit_code, done.output
 
