@@ -128,7 +128,7 @@ def _look_around(models: ModelsUnderTest, settings: Settings, *, speed: bool) ->
 
 
 def _run_workload(contest: Contest, name: str, texts: Sequence[Text], settings: Settings, progress: Progress) -> int:
-    """Run the rounds of one workload. Return how many are complete: not all of them after Ctrl-C."""
+    """Run the rounds of one workload. Return how many are complete: fewer after Ctrl-C."""
     contest.start_workload(texts)
     for entrant in contest.entrants:
         progress(f"{name}: warming up {entrant.contestant.name}")

@@ -133,7 +133,9 @@ RIVALS: tuple[Contestant, ...] = (
         sorts=True,
     ),
 )
-PAIR_RIVALS: tuple[Contestant, ...] = (dataclasses.replace(_sentence_transformers("CrossEncoder", (_ST,)), spec={"kind": "cross-encoder"}),)
+PAIR_RIVALS: tuple[Contestant, ...] = (
+    dataclasses.replace(_sentence_transformers("CrossEncoder", (_ST,)), spec={"kind": "cross-encoder"}),
+)
 
 # Packages whose versions are recorded with the results.
 PACKAGES = tuple(
@@ -211,7 +213,7 @@ def _engines(artifacts: Sequence[Artifact], gpu: bool) -> list[Contestant]:
 
 
 def _plain_onnxruntime(artifacts: Sequence[Artifact]) -> list[Contestant]:
-    """Our graph without our batching, to show what the batching is worth. FP32 if there is such an artifact."""
+    """Our graph without our batching, to show what that is worth; FP32 if there is an artifact."""
     models = [artifact for artifact in artifacts if not isinstance(artifact, Plan)]
     return [
         Contestant(

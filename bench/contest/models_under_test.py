@@ -1,4 +1,4 @@
-"""What is measured: artifacts of one checkpoint, and the checkpoint itself for the eager reference."""
+"""What is measured: artifacts of one checkpoint, and that checkpoint for the eager reference."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def open_models(
     trust_remote_code: bool = False,
     announce: Callable[[str], object] = lambda line: None,
 ) -> ModelsUnderTest:
-    """Open the artifacts among `sources`; export a checkpoint among them to `folder`, in all precisions."""
+    """Open the artifacts among `sources`; export a checkpoint to `folder`, in all precisions."""
     files = [source for source in sources if Path(source).is_file()]
     checkpoints = [source for source in sources if source not in files]
     if missing := [source for source in checkpoints if source.endswith((".onnx", ".plan"))]:

@@ -40,7 +40,7 @@ class Difference:
 
 @dataclass
 class Entrant:
-    """A contestant and its results on the current workload. `failure` says why it is out for good."""
+    """A contestant and its results on the current workload. `failure` says why it is out."""
 
     contestant: Contestant
     worker: RemoteWorker | None = None
@@ -171,7 +171,7 @@ class Contest:
         self._collect(entrant, rows)
 
     def vectors(self, entrant: Entrant, prompt: str | None) -> Vectors | None:
-        """Let an entrant encode all texts, not timed; None if it failed. The reference must go first."""
+        """Let an entrant, the reference first, encode all texts, not timed; None if it failed."""
         file = str(self._vectors_file(entrant))
         entrant.attempt(lambda one: one.ask("encode", out=file, batch_size=None, by_length=False, prompt=prompt))
         self._check_reference()
@@ -209,7 +209,7 @@ class Contest:
         entrant.load_s = entrant.ask("load", spec=dict(entrant.contestant.spec))["seconds"]
 
     def _convert(self, contestant: Contestant) -> Contestant:
-        """Make the files that a contestant runs, once for all contestants with the same converter."""
+        """Make the files that a contestant runs, once for all with the same converter."""
         name = contestant.converter
         if not name:
             return contestant
@@ -245,7 +245,7 @@ class Contest:
         return self._folder / f"vectors{self.entrants.index(entrant)}.npy"
 
     def _collect(self, entrant: Entrant, rows: list[int] | None = None) -> Vectors | None:
-        """Take the vectors that an entrant left, of all texts or of some `rows`, and compare them."""
+        """Take the vectors that an entrant wrote, of all texts or of `rows`, and compare them."""
         file = self._vectors_file(entrant)
         if not file.exists():
             return None

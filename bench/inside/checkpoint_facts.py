@@ -1,6 +1,6 @@
 """Facts about the checkpoint and the machine that need torch.
 
-Computed in a worker with our own interpreter, so that torch is never loaded by the benchmark itself.
+Computed in a worker with our own interpreter, so that the benchmark itself never loads torch.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Converter = Callable[[Spec, Path], Spec]
 
 
 def sentence_transformers_files(spec: Spec, folder: Path, backend: str, variant: str = "") -> Spec:
-    """Let sentence-transformers export the checkpoint for a backend, optimized (O3) or in 8 bits."""
+    """Let sentence-transformers export for a backend: plain, optimized (O3) or in 8 bits."""
     from sentence_transformers import SentenceTransformer
 
     code = spec.get("trust_remote_code", False)

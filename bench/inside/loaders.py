@@ -170,7 +170,7 @@ def load_fastembed(spec: Spec) -> Encode:
 
 
 def load_infinity(spec: Spec) -> Encode:
-    """Load infinity's torch engine through its Python API. Its batch size is fixed when it starts."""
+    """Load infinity's torch engine, whose batch size is fixed when it starts."""
     infinity: Any = importlib.import_module("infinity_emb")
     loop = asyncio.new_event_loop()
     engines: dict[int | None, Any] = {}

@@ -1,7 +1,7 @@
 """How each contestant scores pairs of texts, for rerankers. Runs inside `worker.py`.
 
-A loader returns a `Score`: a function of pairs, a batch size (None: the library's own default) and a
-prompt (None: the model's default) that returns scores [pairs, labels]. They are taken before the
+A loader returns a `Score`: a function of pairs, a batch size (None: the library's own default) and
+a prompt (None: the model's default) that returns scores [pairs, labels]. They are taken before the
 activation, which would hide differences between large scores.
 """
 

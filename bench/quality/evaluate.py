@@ -22,7 +22,7 @@ __all__ = ["add_quality", "evaluate", "make_tasks"]
 Progress = Callable[[str], object]
 Found = dict[str, dict[str, float]]  # contestant -> measure -> value
 
-# Names of the prompts that sentence-transformers' encode_query and encode_document look for, in order.
+# Prompts that sentence-transformers' encode_query and encode_document look for, in order.
 _PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 

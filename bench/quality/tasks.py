@@ -1,6 +1,6 @@
-"""What a model is examined on: tasks that give texts, block by block, and turn vectors into measures.
+"""Evaluation tasks: they give texts, block by block, and turn vectors into measures.
 
-A block is small, so that memory does not grow with a dataset.
+Blocks are small, so that memory does not grow with the dataset.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ Measures = dict[str, float]
 SPEARMAN, AP = "Spearman", "AP"
 _BLOCK_PAIRS = 4096
 _BLOCK_TEXTS = 8192
-_FOUND = 100  # documents of each query
+_FOUND = 100  # documents to find per query
 
 
 @dataclass(frozen=True)
 class Block:
-    """Texts to encode. `role` is what they are in a search, "query" or "document"; `keys` are for the scorer."""
+    """Texts to encode. `role` is their role in a search; `keys` are for the scorer."""
 
     texts: Sequence[Text]
     keys: Any
-    role: str = ""
+    role: str = ""  # "query" or "document"
 
 
 class Scorer(Protocol):
-    """Takes the vectors of one contestant, and says how good they are."""
+    """Takes the vectors of one contestant and measures their quality."""
 
     def add(self, block: Block, vectors: Vectors) -> None:
         """Take the vectors of a block, each block once and in order."""
 
     def measures(self) -> Measures:
-        """After the last block."""
+        """Compute the measures, after the last block."""
 
 
 class Task(Protocol):
@@ -55,23 +55,23 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the dataset."""
+        """Name of the dataset."""
 
     def describe(self) -> str:
-        """The dataset's size, for people."""
+        """Describe the dataset's size."""
 
     def blocks(self) -> Iterator[Block]:
-        """All texts."""
+        """Yield all texts."""
 
     def scorer(self) -> Scorer:
-        """One for each contestant."""
+        """Make a scorer for one contestant."""
 
 
 @dataclass(frozen=True)
 class PairTask:
-    """Cosines of pairs against what people say of them, by `measure`: their rank correlation or average precision.
+    """Cosines of pairs against human judgement, by rank correlation or average precision.
 
-    For rerankers, which score pairs `together`, it is their scores.
+    For rerankers, which score pairs `together`, their scores take the place of cosines.
     """
 
     pairs: LabelledPairs
@@ -80,15 +80,15 @@ class PairTask:
 
     @property
     def name(self) -> str:
-        """Of the dataset."""
+        """Name of the dataset."""
         return self.pairs.name
 
     def describe(self) -> str:
-        """The number of pairs."""
+        """Describe the number of pairs."""
         return f"{self.name}: {len(self.pairs.values):,} pairs"
 
     def blocks(self) -> Iterator[Block]:
-        """Pairs stay together; a text that occurs twice in a block is encoded once."""
+        """Yield pairs, each within one block; a text repeated in a block is encoded once."""
         for start in range(0, len(self.pairs.values), _BLOCK_PAIRS):
             left, right = (side[start : start + _BLOCK_PAIRS] for side in (self.pairs.left, self.pairs.right))
             if self.together:
@@ -98,7 +98,7 @@ class PairTask:
             yield Block(list(places), ([places[text] for text in left], [places[text] for text in right]))
 
     def scorer(self) -> Scorer:
-        """One for each contestant."""
+        """Make a scorer for one contestant."""
         return _PairScorer(self)
 
 
@@ -122,28 +122,28 @@ class _PairScorer:
 
 @dataclass(frozen=True)
 class RetrievalTask:
-    """Every query against the whole corpus, by the model's own similarity."""
+    """Search the whole corpus for every query, by the model's own similarity."""
 
     data: Retrieval
     similarity: str
 
     @property
     def name(self) -> str:
-        """Of the dataset."""
+        """Name of the dataset."""
         return self.data.name
 
     def describe(self) -> str:
-        """The number of queries."""
+        """Describe the number of queries."""
         return f"{self.name}: {len(self.data.queries):,} queries"
 
     def blocks(self) -> Iterator[Block]:
-        """The queries, then the documents."""
+        """Yield the queries, then the documents."""
         queries = iter(self.data.queries.items())
         yield from _blocks(queries, "query")
         yield from _blocks(self.data.documents(), "document")
 
     def scorer(self) -> Scorer:
-        """One for each contestant."""
+        """Make a scorer for one contestant."""
         return _RetrievalScorer(self)
 
 
@@ -168,7 +168,7 @@ class _RetrievalScorer:
 
     def _measures_of(self, row: int, query: str, grades: dict[str, int]) -> Measures:
         found = self._nearest.ranked(row) if self._nearest else []
-        documents = dict.fromkeys(document for _, document in found if document != query)  # an id may be there twice
+        documents = dict.fromkeys(document for _, document in found if document != query)  # an id may occur twice
         ranked = [grades.get(document, 0) for document in documents][:_FOUND]
         judged = list(grades.values())
         return {
