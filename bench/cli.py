@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -90,19 +91,13 @@ def run(
     workloads: tuple[str, ...],
     texts_file: Path | None,
     num_texts: int,
-    rounds: int,
-    seed: int,
     latency: bool,
-    sts: tuple[Path, ...],
-    pairs: tuple[Path, ...],
-    beir: tuple[Path, ...],
     only_quality: bool,
-    only: tuple[str, ...],
     rivals_python: str | None,
-    trust_remote_code: bool,
     markdown: bool,
     json_file: Path | None,
     html_file: Path | None,
+    **options: Any,
 ) -> None:
     """Measure exported models against the eager PyTorch reference and other libraries."""
     with plain_errors(), temporary_folder() as folder, progress_line() as progress:
@@ -113,23 +108,16 @@ def run(
         from sbert_infer.bench.session import Settings, run_session
 
         check_outputs(json_file, html_file)
-        if only_quality:
-            _check_only_quality(bool(sts or pairs or beir), bool(workloads or texts_file or latency))
         settings = Settings(
-            rounds=rounds,
-            seed=seed,
-            latency_texts=_LATENCY_TEXTS if latency else 0,
-            sts=sts,
-            pairs=pairs,
-            beir=beir,
-            rivals_python=_interpreter(rivals_python),
-            only=only,
-            trust_remote_code=trust_remote_code,
+            latency_texts=_LATENCY_TEXTS if latency else 0, rivals_python=_interpreter(rivals_python), **options
         )
-        texts = {} if only_quality else make_workloads(workloads, texts_file, num_texts, seed)
-        models = open_models(sources, checkpoint, folder, trust_remote_code=trust_remote_code, announce=progress)
+        if only_quality:
+            has_data = bool(settings.sts or settings.pairs or settings.beir)
+            _check_only_quality(has_data, has_speed=bool(workloads or texts_file or latency))
+        texts = {} if only_quality else make_workloads(workloads, texts_file, num_texts, settings.seed)
+        code = settings.trust_remote_code
+        models = open_models(sources, checkpoint, folder, trust_remote_code=code, announce=progress)
         results = run_session(models, texts, settings, folder, progress)
-    with plain_errors():
         write_reports(results, json_file, html_file, render_page)
     finish(render_table(results, markdown=markdown), results.stamp, right=results.ours_are_right)
 
@@ -169,7 +157,7 @@ def main() -> None:
     run(prog_name="sbert-bench")
 
 
-def _check_only_quality(has_data: bool, has_speed: bool) -> None:
+def _check_only_quality(has_data: bool, *, has_speed: bool) -> None:
     if not has_data:
         raise BenchError("--only-quality needs data: add --sts, --pairs or --beir")
     if has_speed:

@@ -82,7 +82,7 @@ def run_session(
     chosen = choose(everyone, absent, settings.only)
     stamp = {**machine_stamp(), **_stamp(models, settings, around), "workloads": list(workloads)}
     stamp[QUALITY] = [task.describe() for task in tasks]
-    with Contest(folder, settings.rivals_python, pairs=models.pairs) as contest:
+    with closing(Contest(folder, settings.rivals_python, pairs=models.pairs)) as contest:
         for contestant in chosen if workloads else [one for one in chosen if one.own_quality]:
             progress(f"loading {contestant.name}")
             contest.enter(contestant)

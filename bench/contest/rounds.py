@@ -183,12 +183,6 @@ class Contest:
             if worker is not None:
                 worker.close()
 
-    def __enter__(self) -> Contest:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
     # Loading --------------------------------------------------------------------------------------
 
     def _load(self, entrant: Entrant) -> None:

@@ -15,8 +15,8 @@ import importlib
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from sbert_infer.bench.load.target import Target
@@ -82,7 +82,7 @@ class LoadClient:
             if not left:
                 everything.set_result(None)
 
-        async with _Session(self, connections, settled):
+        async with self._session(connections, settled):
             start = time.perf_counter() + 0.01
             for at, request in zip(arrivals, order, strict=True):
                 await asyncio.sleep(max(0.0, start + at - time.perf_counter()))  # yields even if it is late
@@ -120,27 +120,14 @@ class LoadClient:
             else:
                 loop.call_later(_PAUSE_S, step)
 
-        async with _Session(self, clients, settled):
+        async with self._session(clients, settled):
             start = time.perf_counter()
             for _ in range(clients):
                 step()
             await everything
         return exchanges
 
-    # Called by the session and the connections ----------------------------------------------------
-
-    async def begin(self, connections: int, settled: Callable[[Exchange], object]) -> None:
-        """Open connections, so that the first requests need not wait for one."""
-        self._settled = settled
-        await asyncio.gather(*(self._connect() for _ in range(connections)))
-
-    async def end(self) -> None:
-        """Close all connections."""
-        for task in self._opening:
-            task.cancel()
-        await asyncio.gather(*self._opening, return_exceptions=True)
-        for connection in [*self._idle, *self._in_flight.values()]:
-            connection.close()
+    # Called by the connections --------------------------------------------------------------------
 
     def free(self, connection: _Connection) -> None:
         """Take back a connection that is ready for the next request."""
@@ -163,7 +150,24 @@ class LoadClient:
         self._in_flight.pop(exchange, None)
         self._settled(exchange)
 
-    async def sweep(self) -> None:
+    # Internal -------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _session(self, connections: int, settled: Callable[[Exchange], object]) -> AsyncIterator[None]:
+        """Keep connections open for one loop; the first requests need not wait for one."""
+        self._settled = settled
+        await asyncio.gather(*(self._connect() for _ in range(connections)))
+        sweeper = asyncio.ensure_future(self._sweep())
+        try:
+            yield
+        finally:
+            for task in (sweeper, *self._opening):
+                task.cancel()
+            await asyncio.gather(*self._opening, return_exceptions=True)
+            for connection in [*self._idle, *self._in_flight.values()]:
+                connection.close()
+
+    async def _sweep(self) -> None:
         """Time out exchanges that take too long. Polling is cheaper than a timer for each."""
         while True:
             await asyncio.sleep(_SWEEP_S)
@@ -173,8 +177,6 @@ class LoadClient:
                 self.settle(exchange, "timeout")
             while self._waiting and self._waiting[0].due < overdue:
                 self.settle(self._waiting.popleft(), "timeout")
-
-    # Internal -------------------------------------------------------------------------------------
 
     def _send(self, exchange: Exchange) -> None:
         if self._idle:
@@ -264,28 +266,16 @@ class _Connection(asyncio.Protocol):
             self._client.settle(exchange, error)
 
 
-class _Session:
-    """The connections of one loop, and the task that times out overdue exchanges."""
-
-    def __init__(self, client: LoadClient, connections: int, settled: Callable[[Exchange], object]) -> None:
-        self._client, self._connections, self._settled = client, connections, settled
-
-    async def __aenter__(self) -> None:
-        await self._client.begin(self._connections, self._settled)
-        self._sweeper = asyncio.ensure_future(self._client.sweep())
-
-    async def __aexit__(self, *exc: object) -> None:
-        self._sweeper.cancel()
-        await self._client.end()
-
-
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` in an event loop of its own, without garbage collection; uvloop if installed."""
     run: Callable[[Coroutine[Any, Any, T]], T] = asyncio.run
     with contextlib.suppress(ImportError):  # not available on every system
         run = importlib.import_module("uvloop").run
-    with _no_garbage_collection():
+    gc.disable()
+    try:
         return run(work)
+    finally:
+        gc.enable()
 
 
 def _allow_connections() -> int:
@@ -300,12 +290,3 @@ def _allow_connections() -> int:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, soft - _OTHER_FILES))
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

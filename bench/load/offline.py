@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +12,7 @@ import numpy.typing as npt
 from sbert_infer.bench.contest.process import RemoteWorker
 from sbert_infer.bench.errors import BenchError, WorkerError
 
-__all__ = ["Offline", "open_offline"]
-
-
-@contextmanager
-def open_offline(sources: Sequence[str], folder: Path, *, trust_remote_code: bool = False) -> Iterator[Offline | None]:
-    """Open the model that the command line names, if any."""
-    if len(sources) > 1:
-        raise BenchError(f"one artifact or checkpoint to compare with, got {len(sources)}: {', '.join(sources)}")
-    if not sources:
-        yield None
-        return
-    offline = Offline(sources[0], folder, trust_remote_code=trust_remote_code)
-    try:
-        yield offline
-    finally:
-        offline.close()
+__all__ = ["Offline"]
 
 
 class Offline:

@@ -35,11 +35,13 @@ def run_load(
     They are compared with those of `offline`, or with the server's own vector of the text alone.
     Ctrl-C returns what was measured so far, if the first server's saturation was.
     """
-    stamp = {**machine_stamp(), **_stamp(settings), "workload": workload}
+    stamp: dict[str, Any] = {**machine_stamp(), **asdict(settings), "workload": workload}
+    stamp["levels"] = [level.label for level in settings.levels]
     for target in targets:
         progress(f"waiting for {target.name}")
         target.wait(settings.wait_s)
-    servers = [LoadServer(_with_model(target), settings) for target in targets]
+    named = [target if target.model else replace(target, model=target.first_model()) for target in targets]
+    servers = [LoadServer(target, settings) for target in named]
     try:
         stamp |= _introduce(servers, texts, offline, progress)
         for number in range(settings.rounds):
@@ -89,12 +91,13 @@ def _run_round(
     servers: Sequence[LoadServer], number: int, settings: LoadSettings, offline: Offline | None, progress: Progress
 ) -> None:
     """Measure in close succession what is compared: a machine's speed changes within minutes."""
-    about = f"round {number + 1} of {settings.rounds}"
+    about, first = f"round {number + 1} of {settings.rounds}", number % len(servers)
 
     def each(what: str, turn: Callable[[LoadServer], None]) -> None:
-        for server in _rotated(servers, number):
+        for server in [*servers[first:], *servers[:first]]:
             progress(f"{about}, {what}, {server.target.name}")
-            _calm_down(servers)
+            for one in servers:  # one still busy with abandoned requests would slow down the others
+                one.wait_until_calm()
             turn(server)
 
     each(LONE, partial(LoadServer.closed_turn, level=LONE, number=number))
@@ -104,24 +107,3 @@ def _run_round(
     each(SATURATION, partial(LoadServer.closed_turn, level=SATURATION, number=number))
     for level in settings.levels:
         each(f"load {level.label}", partial(LoadServer.open_turn, level=level, number=number))
-
-
-def _calm_down(servers: Sequence[LoadServer]) -> None:
-    """Wait for all servers: one still busy with abandoned requests would slow down the others."""
-    for server in servers:
-        server.wait_until_calm()
-
-
-def _rotated(servers: Sequence[LoadServer], number: int) -> list[LoadServer]:
-    first = number % len(servers)
-    return [*servers[first:], *servers[:first]]
-
-
-def _with_model(target: Target) -> Target:
-    return target if target.model else replace(target, model=target.first_model())
-
-
-def _stamp(settings: LoadSettings) -> dict[str, Any]:
-    kept = asdict(settings)
-    kept["levels"] = [level.label for level in settings.levels]
-    return kept
