@@ -24,7 +24,7 @@ __all__ = ["LoadServer", "LoadSettings"]
 _OVERLOAD = 1.5  # share of the saturation from which on the recovery is watched
 _WATCH_LOAD = 0.2  # share of the saturation, spaced evenly so that probes don't queue up
 _USUAL = 2.0  # times the lone request's p99: slowest response that counts as normal
-_CALM = 5  # sequential requests, most of which must be as fast as usual before a turn starts
+_CALM = 5  # sequential requests, of which most must be as fast as usual before a turn
 _CALM_WAIT_S = 30.0
 _TOO_LONG = (400, 413, 422)  # statuses with which servers refuse a text
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,33 +38,6 @@ class Block:
     texts: Sequence[Text]
     keys: Any
     role: str = ""  # "query" or "document"
-
-
-class Scorer(Protocol):
-    """Takes the vectors of one contestant and measures their quality."""
-
-    def add(self, block: Block, vectors: Vectors) -> None:
-        """Take the vectors of a block, each block once and in order."""
-
-    def measures(self) -> Measures:
-        """Compute the measures, after the last block."""
-
-
-class Task(Protocol):
-    """A dataset and how it is scored."""
-
-    @property
-    def name(self) -> str:
-        """Name of the dataset."""
-
-    def describe(self) -> str:
-        """Describe the dataset's size."""
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield all texts."""
-
-    def scorer(self) -> Scorer:
-        """Make a scorer for one contestant."""
 
 
 @dataclass(frozen=True)
@@ -97,17 +70,20 @@ class PairTask:
             places = {text: place for place, text in enumerate(dict.fromkeys([*left, *right]))}
             yield Block(list(places), ([places[text] for text in left], [places[text] for text in right]))
 
-    def scorer(self) -> Scorer:
+    def scorer(self) -> PairScorer:
         """Make a scorer for one contestant."""
-        return _PairScorer(self)
+        return PairScorer(self)
 
 
-class _PairScorer:
+class PairScorer:
+    """Measures the quality of one contestant's vectors or scores of pairs."""
+
     def __init__(self, task: PairTask) -> None:
         self._task = task
         self._found: list[npt.NDArray[np.float64]] = []
 
     def add(self, block: Block, vectors: Vectors) -> None:
+        """Take the vectors of a block, each block once and in order."""
         if self._task.together:
             self._found.append(vectors[:, 0].astype(np.float64))
         else:
@@ -115,6 +91,7 @@ class _PairScorer:
             self._found.append(cosines(vectors[left], vectors[right]))
 
     def measures(self) -> Measures:
+        """Compute the measures, after the last block."""
         found, values = np.concatenate(self._found), self._task.pairs.values
         value = spearman(found, values) if self._task.measure == SPEARMAN else average_precision(values, found)
         return {f"{self._task.name} {self._task.measure}": value}
@@ -142,18 +119,21 @@ class RetrievalTask:
         yield from _blocks(queries, "query")
         yield from _blocks(self.data.documents(), "document")
 
-    def scorer(self) -> Scorer:
+    def scorer(self) -> RetrievalScorer:
         """Make a scorer for one contestant."""
-        return _RetrievalScorer(self)
+        return RetrievalScorer(self)
 
 
-class _RetrievalScorer:
+class RetrievalScorer:
+    """Measures the quality of one contestant's vectors of queries and documents."""
+
     def __init__(self, task: RetrievalTask) -> None:
         self._task = task
         self._queries: list[Vectors] = []
         self._nearest: Nearest | None = None
 
     def add(self, block: Block, vectors: Vectors) -> None:
+        """Take the vectors of a block, each block once and in order."""
         if block.role == "query":
             self._queries.append(vectors)
             return
@@ -162,6 +142,7 @@ class _RetrievalScorer:
         self._nearest.add(block.keys, vectors)
 
     def measures(self) -> Measures:
+        """Compute the measures, after the last block."""
         data = self._task.data
         rows = [self._measures_of(row, query, data.grades[query]) for row, query in enumerate(data.queries)]
         return {f"{data.name} {name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
@@ -177,6 +158,10 @@ class _RetrievalScorer:
             "recall@100": recall(ranked, judged, 100),
             "MRR@10": reciprocal_rank(ranked, 10),
         }
+
+
+Task = PairTask | RetrievalTask
+Scorer = PairScorer | RetrievalScorer
 
 
 def _blocks(texts: Iterator[tuple[str, str]], role: str) -> Iterator[Block]:

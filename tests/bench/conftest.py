@@ -1,4 +1,4 @@
-"""Results to render and compare, made up, and one real small run."""
+"""Made-up results to render and compare, and one real, small run."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class WorkerInside:
         return reply
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is no process."""
 
 
 def write_sts(file: Path) -> Path:
-    """Pairs with scores, in the STS benchmark's layout."""
+    """Write scored pairs in the STS benchmark's layout."""
     pairs = zip(make_workload("short", 12), make_workload("short", 12, seed=1), strict=True)
     lines = [f"g\tf\ty\t{number}\t{number / 3}\t{a}\t{b}\n" for number, (a, b) in enumerate(pairs)]
     file.write_text("".join(lines), encoding="utf-8")
@@ -56,7 +56,7 @@ def write_sts(file: Path) -> Path:
 
 
 def write_beir(folder: Path, texts: int = 30, queries: int = 6, *, overlap: bool = True) -> Path:
-    """Queries are words of a document, which is relevant, as is the next a little; with `overlap` one has its id."""
+    """Write a BEIR folder. A query is words of a document; with `overlap` one has its id, too."""
     (folder / "qrels").mkdir(parents=True)
     made = make_workload("medium", texts)
     ids = [f"d{number}" for number in range(texts)]
@@ -87,7 +87,7 @@ def reranker(once: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def results() -> Results:
-    """Made-up figures: ours, the reference, a rival, one wrong, one failed, with names that need escaping."""
+    """Made-up figures: ours, the reference, a rival, a wrong one and a failed one."""
     stamp = {
         "date": "2025-01-02 03:04 UTC",
         "sbert_infer": "0.1.0",
@@ -124,7 +124,7 @@ def real_run(
     export_checkpoint: Callable[..., Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Results:
-    """The eager reference, our engine, plain onnxruntime and three fakes that misbehave, on a small random model."""
+    """A run on a small random model with three fakes that misbehave."""
     artifact = open_artifact(export_checkpoint("bert"))
     models = ModelsUnderTest("tiny", str(make_checkpoint("bert")), (artifact,))
     fakes = [

@@ -109,7 +109,7 @@ def test_the_assembler_keeps_the_width_of_loads(width: int, compiled: list[Any])
     assert set(in_sass) == set(in_ptx) == {64, 128 if width == 384 else 16}
 
 
-def test_lengths_and_batches_do_not_compile_anew(compiled: list[Any]) -> None:
+def test_lengths_and_batches_do_not_recompile(compiled: list[Any]) -> None:
     for batch, length in [(1000, 1), (1000, 16), (1001, 17), (3000, 30)]:
         launch_padded(torch.zeros(batch, length, 40, dtype=F16))
     assert len({kernel.hash for kernel in compiled}) == 1

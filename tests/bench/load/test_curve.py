@@ -1,4 +1,4 @@
-"""What is concluded from measured levels, with made-up figures."""
+"""Conclusions from measured levels, with made-up figures."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def test_the_load_within_a_bound_lies_between_the_levels_around_it() -> None:
     assert load_within(rows, 10) == pytest.approx(100)
     assert load_within(rows, 5) == 0
     assert load_within(rows, 5000) == 200
-    assert load_within([*rows[:2], level(200, 11, lost=10)], 100) == 100  # quick for the lucky is not within
+    assert load_within([*rows[:2], level(200, 11, lost=10)], 100) == 100  # fast responses to a few do not count
 
 
-def test_a_load_that_was_never_answered_does_not_count() -> None:
-    """The next level measured may be far beyond what a server can do."""
+def test_a_load_that_was_never_handled_does_not_count() -> None:
+    """The next level measured may be far beyond the server's saturation."""
     overload = summarise("a", "5x", [Turn(10.0, 1000, 1000.0, [5000.0] * 1000, right=1000)])
     assert load_within([level(90, 10), overload], 4000) == 100
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine must not fail it
 @given(st.lists(st.tuples(st.floats(1, 1000), st.floats(0.5, 5000)), min_size=1, max_size=8), st.floats(0.5, 5000))
 def test_no_load_beyond_what_was_measured(points: list[tuple[float, float]], bound: float) -> None:
     rows = [level(load, p99) for load, p99 in points]
@@ -57,7 +57,7 @@ def test_p99_at_a_load_between_two_levels() -> None:
     assert p99_at(rows, 201) is None
 
 
-def test_recovery_is_when_answers_are_quick_again_for_good() -> None:
+def test_recovery_is_when_responses_stay_fast() -> None:
     slow = [(n / 10, 1.0) for n in range(5)]
     quick = [(0.5 + n / 10, 0.01) for n in range(10)]
     assert recovery_time([*slow, *quick], 0.02) == 0.5
@@ -133,7 +133,7 @@ def test_goals_are_met_or_missed() -> None:
 
 
 def test_goals_are_judged_by_the_median_round() -> None:
-    """A machine that is slow in one round is so for all that is compared in it."""
+    """A machine that is slow in one round slows down everything compared in it."""
     speeds, load_p99, alone_p99 = (1.0, 0.5, 1.0), (30.0, 90.0, 50.0), (10.0, 20.0, 10.0)
     rows = [
         summarise("a", LONE, [Turn(1.0, 9, None, [p99] * 9) for p99 in alone_p99]),
@@ -171,7 +171,7 @@ def test_rounds_are_pooled_not_averaged() -> None:
     assert (row.wrong_texts, row.memory_mb, row.refusal_ms) == (1, 30, {})
 
 
-def test_answers_to_those_who_watch_the_recovery_are_goodput() -> None:
+def test_responses_to_recovery_probes_are_goodput() -> None:
     row = summarise("a", "5x", [Turn(2.0, 500, 250.0, [9.0] * 100, right=100, right_beside=20)])
     assert (row.goodput_per_s, row.goodput_rounds) == (60.0, [60.0])
     assert (row.answered_per_s, row.right) == (50.0, 100)

@@ -1,4 +1,4 @@
-"""Labelled texts, in the layouts that people have them in."""
+"""Labelled texts, in the layouts of common datasets."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_the_table_shows_who_is_right_wrong_and_absent(results: Results) -> None
     assert "killed by SIGILL" in text
     assert "not installed: absentee" in text
     assert "Some CPU" in text
-    assert "Spearman" not in text  # nobody has one
+    assert "Spearman" not in text  # no row has one
 
 
 def test_quality_is_shown_to_four_digits(results: Results) -> None:
