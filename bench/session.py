@@ -24,9 +24,10 @@ from sbert_infer.bench.report.results import QUALITY, Results, Row, WorkloadFact
 from sbert_infer.bench.report.verdict import score, score_quality
 from sbert_infer.bench.stats import flops
 from sbert_infer.bench.workloads import make_pairs
-from sbert_infer.text.inputs import Text, prepend
+from sbert_infer.text.inputs import prepend
 from sbert_infer.text.pair_tokenizer import PairTokenizer
 from sbert_infer.text.tokenizer import Tokenizer
+from sbert_infer.types import Text
 
 __all__ = ["Settings", "run_session"]
 

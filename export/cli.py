@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from sbert_infer import __version__
-from sbert_infer.artifact.onnx_file import ENCODER, MULTI_VECTOR, RERANKER, SPARSE_ENCODER, Manifest
+from sbert_infer.artifact.manifest import ENCODER, MULTI_VECTOR, RERANKER, SPARSE_ENCODER, Manifest
 from sbert_infer.errors import ExportError, SbertInferError
 
 EXAMPLES = """\b
@@ -288,7 +288,7 @@ def _parity(manifest: Manifest) -> str:
 
 def _engines(path: Path) -> list[str]:
     """What a plan has for GPUs."""
-    from sbert_infer.artifact.onnx_file import open_artifact
+    from sbert_infer.artifact import open_artifact
     from sbert_infer.artifact.plan_file import Plan
 
     plan = open_artifact(path)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from sbert_infer.artifact.onnx_file import Manifest
+from sbert_infer.artifact.manifest import Manifest
 from sbert_infer.errors import ExportError
 from sbert_infer.export.checkpoint.reader import load
 from sbert_infer.export.families.cross_encoder.checkpoint import is_cross_encoder

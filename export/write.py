@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
 
-from sbert_infer._util.files import StagedFile, staged
-from sbert_infer.artifact.onnx_file import DataFile, Manifest, append_metadata, open_artifact, sha256
+from sbert_infer._util.files import StagedFile, locked, staged
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.manifest import DataFile, Manifest
+from sbert_infer.artifact.onnx_file import append_metadata, sha256
 from sbert_infer.errors import ArtifactError, ExportError
 
 __all__ = ["MAX_PROTOBUF_BYTES", "StagedArtifact", "check_free", "check_writable", "stage", "weight_bytes"]
 
 MAX_PROTOBUF_BYTES = 2**31 - 2**27  # protobuf's limit is 2 GiB; tokenizers of 30 MB exist, and the graph adds its own
+_LOCK = "lock"  # in a staging folder
 
 
 @dataclass
@@ -116,33 +118,26 @@ def _write_large(
 
 @contextmanager
 def _staging_folder(target: Path) -> Iterator[Path]:
-    """A hidden folder beside `target`, locked for as long as this process lives."""
+    """Create a hidden folder beside `target`, locked for as long as this process lives."""
     folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".staging"))
-    lock = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield folder
-    finally:
-        shutil.rmtree(folder)
-        os.close(lock)
+        with locked(folder / _LOCK, wait=False):
+            yield folder
+    finally:  # after the lock: Windows does not remove an open file
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_stale(target: Path) -> None:
-    """Remove what a killed export of a large model left: its folder, and weights that it had just put in place."""
+    """Remove what a killed export of a large model left: its folder, and weights just put in place."""
     for folder in target.parent.glob(f".{glob.escape(target.name)}.*.staging"):
-        lock = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # it is being written
-            continue
-        else:
-            for weights in folder.glob("*.data"):
-                placed = target.parent / weights.name
-                if placed.exists() and placed.samefile(weights) and placed.name not in _weights_of(target):
-                    placed.unlink()
-            shutil.rmtree(folder)
-        finally:
-            os.close(lock)
+        # Unless it is being written, or another export is removing it.
+        with suppress(BlockingIOError, FileNotFoundError):
+            with locked(folder / _LOCK, wait=False):
+                for weights in folder.glob("*.data"):
+                    placed = target.parent / weights.name
+                    if placed.exists() and placed.samefile(weights) and placed.name not in _weights_of(target):
+                        placed.unlink()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sbert_infer.artifact.onnx_file import RERANKER, Artifact
+from sbert_infer.artifact.manifest import RERANKER, Artifact
 from sbert_infer.artifact.plan_file import Plan
 from sbert_infer.bench.errors import BenchError
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sbert_infer.artifact.onnx_file import ENCODER, RERANKER, Artifact, open_artifact
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.manifest import ENCODER, RERANKER, Artifact
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.bench.errors import BenchError
 

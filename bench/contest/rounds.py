@@ -17,7 +17,7 @@ from sbert_infer.bench.contest.lineup import BATCH_SIZES, Contestant
 from sbert_infer.bench.contest.process import RemoteWorker
 from sbert_infer.bench.errors import BenchError, WorkerError
 from sbert_infer.bench.stats import correlation, cosines
-from sbert_infer.text.inputs import Text
+from sbert_infer.types import Text
 
 __all__ = ["Contest", "Difference", "Entrant"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sbert_infer.artifact.onnx_file import Manifest
+from sbert_infer.artifact.manifest import Manifest
 from sbert_infer.bench.contest.lineup import TUNED
 from sbert_infer.bench.contest.models_under_test import ModelsUnderTest
 from sbert_infer.bench.contest.rounds import Contest, Entrant

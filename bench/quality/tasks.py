@@ -18,7 +18,7 @@ from sbert_infer.bench.quality.labelled_pairs import LabelledPairs
 from sbert_infer.bench.quality.metrics import average_precision, ndcg, recall, reciprocal_rank
 from sbert_infer.bench.quality.search import Nearest
 from sbert_infer.bench.stats import cosines, spearman
-from sbert_infer.text.inputs import Text
+from sbert_infer.types import Text
 
 __all__ = ["AP", "SPEARMAN", "Block", "PairTask", "RetrievalTask", "Scorer", "Task"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sbert_infer._util.files import staged
-from sbert_infer.artifact.onnx_file import RERANKER
+from sbert_infer.artifact.manifest import RERANKER
 from sbert_infer.bench.errors import ResultsError
 
 __all__ = [

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import sbert_infer
-from sbert_infer.artifact.onnx_file import ENCODER, SENTENCE, SPARSE, SPARSE_ENCODER, TOKENS, Manifest
+from sbert_infer.artifact.manifest import ENCODER, SENTENCE, SPARSE, SPARSE_ENCODER, TOKENS, Manifest
 from sbert_infer.errors import ExportError
 from sbert_infer.export.checkpoint.checkpoint import Checkpoint, read_checkpoint, weights_sha256
 from sbert_infer.export.checkpoint.modules import NormalizeSpec

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sbert_infer.artifact.onnx_file import TOKENS
+from sbert_infer.artifact.manifest import TOKENS
 from sbert_infer.backends.onnxruntime_session import FileModel, open_session
 from sbert_infer.errors import ParityError
 from sbert_infer.export.reference.encoder import Reference

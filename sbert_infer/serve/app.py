@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from sbert_infer.artifact.onnx_file import RERANKER, SPARSE_ENCODER
+from sbert_infer.artifact.manifest import RERANKER, SPARSE_ENCODER
 from sbert_infer.serve.http.admission import Gate
 from sbert_infer.serve.http.auth import KeyCheck, Keys
 from sbert_infer.serve.http.body_memory import Room

@@ -17,9 +17,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from sbert_infer import __version__
-from sbert_infer.scheduling.workers import Observe
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
+from sbert_infer.types import Observe
 
 __all__ = ["ERROR_KINDS", "Metrics"]
 

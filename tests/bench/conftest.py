@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sbert_infer.artifact.onnx_file import open_artifact
+from sbert_infer.artifact import open_artifact
 from sbert_infer.bench.contest.lineup import EAGER, Contestant
 from sbert_infer.bench.contest.models_under_test import ModelsUnderTest
 from sbert_infer.bench.inside.worker import Worker

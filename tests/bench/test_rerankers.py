@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sbert_infer.artifact.onnx_file import open_artifact
+from sbert_infer.artifact import open_artifact
 from sbert_infer.bench import session
 from sbert_infer.bench.contest.lineup import EAGER, Contestant
 from sbert_infer.bench.contest.models_under_test import ModelsUnderTest

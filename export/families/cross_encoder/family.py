@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from sbert_infer.artifact.onnx_file import RERANKER, SCORES, Manifest
+from sbert_infer.artifact.manifest import RERANKER, SCORES, Manifest
 from sbert_infer.errors import ExportError
 from sbert_infer.export.checkpoint.reader import draft_manifest, plain_tokenizer_json, token_counter
 from sbert_infer.export.families.cross_encoder.checkpoint import read_cross_encoder
@@ -22,7 +22,7 @@ from sbert_infer.export.options import ExportOptions, Step, refuse_sentence_opti
 from sbert_infer.export.precision.int8 import Batch, calibration_samples, quantize
 from sbert_infer.export.verify.parity import MIN_COSINE
 from sbert_infer.export.write import check_free, stage
-from sbert_infer.text.inputs import Pair
+from sbert_infer.types import Pair
 
 __all__ = ["convert_pairs", "export_cross_encoder"]
 

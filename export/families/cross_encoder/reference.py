@@ -19,7 +19,7 @@ from sbert_infer.export.checkpoint.hub import first_line
 from sbert_infer.export.checkpoint.transformer import load_tokenizer, quiet_transformers
 from sbert_infer.export.families.cross_encoder.checkpoint import CrossEncoderCheckpoint
 from sbert_infer.export.reference.encoder import Encoder, weight_problems
-from sbert_infer.text.inputs import Pair
+from sbert_infer.types import Pair
 
 __all__ = ["PairReference", "load_pair_reference"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from sbert_infer.artifact.onnx_file import MULTI_VECTOR, TOKENS, Manifest
+from sbert_infer.artifact.manifest import MULTI_VECTOR, TOKENS, Manifest
 from sbert_infer.export.checkpoint.modules import NormalizeSpec
 from sbert_infer.export.checkpoint.reader import draft_manifest, plain_tokenizer_json, token_counter
 from sbert_infer.export.families.multi_vector.checkpoint import read_multi_vector

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sbert_infer.artifact.onnx_file import RERANKER
+from sbert_infer.artifact.manifest import RERANKER
 from sbert_infer.errors import OverloadedError, SbertInferError
-from sbert_infer.scheduling.workers import Observe
 from sbert_infer.serve.models.served_model import Model
 from sbert_infer.serve.settings import ModelFile, Settings
 from sbert_infer.serve.wire.problems import Problem
+from sbert_infer.types import Observe
 
 __all__ = ["Models"]
 

@@ -9,9 +9,8 @@ import numpy.typing as npt
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sbert_infer.artifact.onnx_file import RERANKER
+from sbert_infer.artifact.manifest import RERANKER
 from sbert_infer.reranker import activate, softmax
-from sbert_infer.scheduling.call import Encoded
 from sbert_infer.serve.http.body import decode, read_body, while_connected
 from sbert_infer.serve.http.operation import RUNS, Operation
 from sbert_infer.serve.http.request_log import record_of
@@ -22,7 +21,7 @@ from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.serve.wire.responses import as_numbers, json_response
 from sbert_infer.serve.wire.schemas import Prediction, PredictRequest, Rank, RerankRequest
-from sbert_infer.text.inputs import Pair
+from sbert_infer.types import Encoded, Pair
 
 __all__ = ["Reranking"]
 

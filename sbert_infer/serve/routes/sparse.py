@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sbert_infer.artifact.onnx_file import SPARSE_ENCODER
+from sbert_infer.artifact.manifest import SPARSE_ENCODER
 from sbert_infer.encode.sparse import SparseRows
 from sbert_infer.serve.http.body import decode, read_body, while_connected
 from sbert_infer.serve.http.operation import RUNS, Operation

@@ -10,8 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sbert_infer import __version__
-from sbert_infer.artifact.onnx_file import ENCODER, RERANKER
-from sbert_infer.scheduling.call import Encoded
+from sbert_infer.artifact.manifest import ENCODER, RERANKER
 from sbert_infer.serve.http.body import decode, read_body, while_connected
 from sbert_infer.serve.http.operation import READS, RUNS, Operation
 from sbert_infer.serve.http.request_log import record_of
@@ -38,6 +37,7 @@ from sbert_infer.serve.wire.schemas import (
     TokenizeRequest,
 )
 from sbert_infer.similarity import similarity
+from sbert_infer.types import Encoded
 
 __all__ = ["Tei"]
 

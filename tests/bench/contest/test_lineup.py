@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sbert_infer.artifact.onnx_file import open_artifact
+from sbert_infer.artifact import open_artifact
 from sbert_infer.bench.contest.lineup import EAGER, PAIR_RIVALS, RIVALS, TUNED, Contestant, choose, line_up
 from sbert_infer.bench.errors import BenchError
 from sbert_infer.bench.inside import converters, loaders, pair_loaders

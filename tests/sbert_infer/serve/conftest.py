@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from sbert_infer.artifact.onnx_file import append_metadata, open_artifact
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.onnx_file import append_metadata
 from sbert_infer.serve.server import Server
 from sbert_infer.serve.settings import ModelFile, Settings
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from sbert_infer import Engine
-from sbert_infer.artifact.onnx_file import open_artifact
+from sbert_infer.artifact import open_artifact
 from tests.sbert_infer.serve.conftest import Running
 
 if TYPE_CHECKING:

@@ -1,0 +1,45 @@
+"""What documents say about the repository is true."""
+
+from __future__ import annotations
+
+import re
+
+import sbert_infer
+from tests.repository.sources import ROOT
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def make_commands(document: str) -> set[str]:
+    """The targets that a document shows as code: `make test`, or at the start of a line."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return set(re.findall(r"(?:^\$? ?|`)make (?:[A-Z]+=\S+ )?([a-z-]+)", text, re.MULTILINE))
+
+
+def test_documented_make_targets_exist() -> None:
+    assert make_commands("CONTRIBUTING.md") >= {"test", "lint", "format", "demo"}
+    assert make_commands("README.md") | make_commands("CONTRIBUTING.md") <= make_targets()
+
+
+def test_make_targets_are_phony() -> None:
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert phony is not None
+    assert set(phony[1].split()) == make_targets()
+
+
+def test_changelog_names_the_next_version_first() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    first = re.search(r"^## \[Unreleased\]\n\nNext version: (\S+)$", changelog, re.MULTILINE)
+    assert first is not None
+    assert first[1] == sbert_infer.__version__
+    assert first.start() == changelog.index("\n## ") + 1
+
+
+def test_every_decision_is_in_the_index() -> None:
+    folder = ROOT / "docs" / "adr"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    files = sorted(file.name for file in folder.glob("[0-9]*.md"))
+    assert files
+    assert files == sorted(re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", index))
