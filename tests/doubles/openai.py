@@ -19,27 +19,27 @@ DIM = 8
 
 
 def vector_of(text: str) -> npt.NDArray[np.float32]:
-    """A vector that is different for every text."""
+    """A vector that is unique to the text."""
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
     return np.random.default_rng(seed).standard_normal(DIM).astype(np.float32)
 
 
 @dataclass
 class OpenAIDouble:
-    """Serves one request at a time, each in `service_s`. The other attributes may be changed."""
+    """Handles one request at a time, in `service_s`. Attributes set its other behaviour."""
 
     service_s: float = 0.0
     max_queue: int = 10**9  # requests; beyond it, 429
     wrong_every: int = 0  # every n-th response has another text's vectors
     nan_every: int = 0
-    drop_every: int = 0  # every n-th response is a closed connection
+    drop_every: int = 0  # close the connection instead of every n-th response
     fail_every: int = 0  # 500
     longest: int = 10**9  # characters of a text; beyond it, 400
     key: str = ""
     stall_at: int = 0  # before this request, everything stops for `stall_s`
     stall_s: float = 0.0
-    garbage: bool = False  # the response is not HTTP
-    hold_until: int = 0  # no response before this many requests have come
+    garbage: bool = False  # what comes back is not HTTP
+    hold_until: int = 0  # nothing comes back before this many requests have come
     chunked: bool = False
     requests: int = 0
     connections: int = 0
@@ -56,20 +56,20 @@ class OpenAIDouble:
         """Serve one connection."""
         self.connections += 1
         try:
-            while response := await self._respond(await reader.readuntil(b"\r\n\r\n"), reader):
-                writer.write(response)
+            while answer := await self._answer(await reader.readuntil(b"\r\n\r\n"), reader):
+                writer.write(answer)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             writer.close()
 
-    async def _respond(self, head: bytes, reader: asyncio.StreamReader) -> bytes:
+    async def _answer(self, head: bytes, reader: asyncio.StreamReader) -> bytes:
         lines = head.decode().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
         self.authorizations.add(headers.get("authorization", ""))
         if self.key and headers.get("authorization") != f"Bearer {self.key}":
-            return self._http(401, {"error": {"message": "no valid key"}})
+            return self._http(401, {"error": {"message": "who are you?"}})
         if lines[0].startswith("GET /v1/models "):
             return self._http(200, {"object": "list", "data": [{"id": "double", "object": "model"}]})
         body = json.loads(await reader.readexactly(int(headers["content-length"])))
