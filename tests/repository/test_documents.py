@@ -3,9 +3,37 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+
+import pytest
 
 import sbert_infer
+from tests.repository.not_yet import NOT_YET
 from tests.repository.sources import ROOT
+
+MOST_CHARACTERS = 100  # in a line of prose
+
+
+def long_lines(document: str) -> Iterator[str]:
+    """Lines of prose that are too long. Code, tables and headings can't be wrapped."""
+    is_code = False
+    for line in document.splitlines():
+        is_code ^= line.lstrip().startswith("```")
+        if len(line) > MOST_CHARACTERS and not is_code and not line.startswith(("|", "#", "    ")):
+            yield line
+
+
+def test_documents_wrap() -> None:
+    folders = [ROOT / "docs", ROOT / "kernels"]
+    documents = [*ROOT.glob("*.md"), *(file for folder in folders for file in folder.rglob("*.md"))]
+    assert len(documents) > 30
+    long = {file for file in documents if any(long_lines(file.read_text(encoding="utf-8")))}
+    assert {file.relative_to(ROOT).as_posix() for file in long} == NOT_YET["long line in a document"]
+
+
+@pytest.mark.parametrize("line", ["a " * 51, "- " + "a " * 51, "  " + "a " * 51])
+def test_long_lines_are_found(line: str) -> None:
+    assert list(long_lines(f"short\n{line}\n```\n{line}\n```\n| {line} |\n# {line}\n")) == [line]
 
 
 def make_targets() -> set[str]:
