@@ -5,7 +5,7 @@
 """
 
 from sbert_infer.async_engine import AsyncEngine, AsyncStats
-from sbert_infer.encode.pipeline import EncodeStats
+from sbert_infer.encode.output import EncodeStats
 from sbert_infer.engine import Engine
 from sbert_infer.errors import (
     ArtifactError,

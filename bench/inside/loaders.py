@@ -109,7 +109,7 @@ def load_onnxruntime(spec: Spec) -> Encode:
         for start in range(0, len(texts), size):
             batch = tokenizer([prompt + text for text in texts[start : start + size]])
             rows = np.arange(len(batch.lengths))
-            ids, mask = batch.padded(rows, int(batch.lengths.max()), manifest.pad_id, manifest.padding_side)
+            ids, mask, _ = batch.padded(rows, int(batch.lengths.max()), manifest.pad_id, manifest.padding_side)
             parts.append(session.run(["sentence_embedding"], {"input_ids": ids, "attention_mask": mask, **fixed})[0])
         vectors: Vectors = np.concatenate(parts)[:, : manifest.truncate_dim]
         return vectors

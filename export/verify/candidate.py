@@ -50,7 +50,7 @@ class EngineCandidate:
 
     def run_together(self, texts: Sequence[str]) -> Vectors:
         """As a user never would."""
-        return self._engine._open().run_together(texts)
+        return self._engine.pipeline.run_together(texts)
 
 
 class GraphCandidate:

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.encode.results import Asked
-from sbert_infer.encode.sparse import encode_sparse
+from sbert_infer.encode.sparse import SparseOutput, SparseRows
 from sbert_infer.engine import Engine
 from sbert_infer.errors import EngineError
 from sbert_infer.export.reference.encoder import Reference
@@ -68,9 +67,11 @@ class _SparseCandidate:
 
     def encode(self, texts: Sequence[str], prompt: str = "") -> Vectors:
         """As a user would."""
-        asked = Asked(prompt, show_progress_bar=False, max_active_dims=self._engine.manifest.dim)
-        return encode_sparse(self._engine, texts, asked).to_dense()
+        manifest, pipeline = self._engine.manifest, self._engine.pipeline
+        skip = 0 if manifest.include_prompt else pipeline.tokenizer.prompt_length(prompt)
+        windows = pipeline.run(texts, SparseOutput(manifest, manifest.dim), prompt=prompt, prompt_length=skip)
+        return SparseRows.of([row for window in windows for row in window.vectors], manifest.dim).to_dense()
 
     def run_together(self, texts: Sequence[str]) -> Vectors:
         """As a user never would."""
-        return self._engine._open().run_together(texts)
+        return self._engine.pipeline.run_together(texts)

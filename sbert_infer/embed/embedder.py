@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.manifest import ENCODER, check_kind
 from sbert_infer.backends.devices import Device
-from sbert_infer.encode.pipeline import Window
+from sbert_infer.encode.output import Window
 from sbert_infer.encode.precision import reduce_precision
 from sbert_infer.engine import Engine
 
@@ -24,11 +24,9 @@ Array = npt.NDArray[Any]
 
 def open_engine(path: str | os.PathLike[str], *, device: Device = None, workers: int | None = None) -> Engine:
     """Open an artifact whose vectors are dense, since a column can hold no others."""
-    engine = Engine(path, device=device, workers=workers, on_truncate="ignore")
-    if engine.manifest.kind != ENCODER:
-        engine.close()
-        check_kind(open_artifact(path), (ENCODER,), "sbert-embed")
-    return engine
+    artifact = open_artifact(path)
+    check_kind(artifact, (ENCODER,), "sbert-embed")
+    return Engine(artifact, device=device, workers=workers, on_truncate="ignore")
 
 
 @dataclass(frozen=True)

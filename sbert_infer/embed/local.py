@@ -22,7 +22,7 @@ from sbert_infer.embed.progress import Progress
 from sbert_infer.embed.read.parts import Part, cut_parts
 from sbert_infer.embed.write.journal import Journal, PartStats, open_journal
 from sbert_infer.embed.write.output import Output, at_once, write_bad_rows, write_output
-from sbert_infer.encode.pipeline import Window
+from sbert_infer.encode.output import Window
 from sbert_infer.encode.precision import reduce_precision
 from sbert_infer.engine import Engine
 from sbert_infer.errors import EmbedError

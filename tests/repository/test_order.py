@@ -19,10 +19,9 @@ from tests.repository.not_yet import NOT_YET
 from tests.repository.sources import PACKAGE, Module, modules, write_modules
 
 ORDERS = {
-    # `integrations` uses the engines, as any caller does; so the engines don't know of it.
     "sbert_infer": """
         kernels < errors, types, _util, text, similarity < artifact < backends < encode < scheduling
-        < base_engine, engine, reranker, async_engine < __init__ < integrations | serve | embed | export < bench
+        < base_engine, engine, reranker, async_engine < __init__ < serve | embed | export < bench
     """,
     "sbert_infer.serve": """
         logs, settings < wire < models < metrics < http < routes < app < server < cli < __init__

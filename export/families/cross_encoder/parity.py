@@ -14,7 +14,7 @@ from sbert_infer.errors import EngineError, ParityError
 from sbert_infer.export.families.cross_encoder.reference import PairReference
 from sbert_infer.export.verify.parity import cannot_run, in_batches, mixed_batches
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH, ODD, SENTENCES, probe_texts
-from sbert_infer.reranker import PairEngine
+from sbert_infer.reranker import Reranker
 from sbert_infer.types import Pair
 
 __all__ = ["ScoreCertificate", "certify_scores", "probe_pairs"]
@@ -77,10 +77,10 @@ def certify_scores(
     if not np.isfinite(expected).all():
         raise ParityError("the checkpoint itself, in PyTorch, gives NaN or infinity; nothing was written")
     try:
-        with PairEngine(path, on_truncate="ignore", workers=1) as engine:
-            alone = in_batches(engine._open().run_together, pairs, [[row] for row in range(len(pairs))], progress)
+        with Reranker(path, on_truncate="ignore", workers=1) as engine:
+            alone = in_batches(engine.pipeline.run_together, pairs, [[row] for row in range(len(pairs))], progress)
             batches = mixed_batches([first + second for first, second in pairs])
-            mixed = in_batches(engine._open().run_together, pairs, batches, progress)
+            mixed = in_batches(engine.pipeline.run_together, pairs, batches, progress)
     except EngineError as error:
         raise cannot_run(error) from error
     certificate = _compare(expected, alone, mixed, reference.checkpoint.max_length, threshold)

@@ -16,7 +16,6 @@ import tokenizers
 from sbert_infer._util.threads import in_daemon_thread
 from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, TOKENS
 from sbert_infer.async_engine import AsyncEngine, AsyncStats
-from sbert_infer.encode.tokens import TokenVectors
 from sbert_infer.errors import CallTooLargeError
 from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.problems import Problem
@@ -131,7 +130,7 @@ class Model:
                 truncation_side=options.side,
             )
 
-    async def token_vectors(self, texts: Sequence[str], options: EncodeOptions) -> TokenVectors:
+    async def token_vectors(self, texts: Sequence[str], options: EncodeOptions) -> Encoded:
         """A vector for each token of each text."""
         self.require(ENCODER)
         manifest = self.engine.engine.manifest
@@ -183,7 +182,7 @@ class Model:
     @property
     def similarity(self) -> str:
         """How its vectors are to be compared."""
-        return self.engine.engine.similarity_fn_name
+        return self.engine.engine.manifest.similarity
 
     @property
     def tokenizer(self) -> tokenizers.Tokenizer:

@@ -22,7 +22,7 @@ def card_of(model: Model) -> ModelCard:
         device=info["device"],
         architecture=manifest.architecture,
         pooling=list(manifest.pooling),
-        dim=model.engine.engine.get_embedding_dimension(),
+        dim=min(manifest.truncate_dim or manifest.dim, manifest.dim),
         max_length=info["max_length"],
         normalized=manifest.normalized,
         similarity=manifest.similarity,

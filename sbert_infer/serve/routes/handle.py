@@ -8,7 +8,6 @@ from typing import Protocol, TypeVar
 
 from starlette.requests import Request
 
-from sbert_infer.encode.tokens import TokenVectors
 from sbert_infer.serve.http.body import decode, while_connected
 from sbert_infer.serve.http.request_log import record_of
 from sbert_infer.serve.models.served_model import EncodeOptions, Model
@@ -69,7 +68,7 @@ async def encode(request: Request, model: Model, inputs: Inputs, options: Encode
     return encoded
 
 
-def truncation_headers(encoded: Encoded | TokenVectors) -> dict[str, str]:
+def truncation_headers(encoded: Encoded) -> dict[str, str]:
     """How many texts were cut, for those who look."""
     return {"x-truncated-texts": str(encoded.truncated)} if encoded.truncated else {}
 

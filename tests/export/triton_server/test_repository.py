@@ -227,7 +227,7 @@ def test_the_tokens_are_those_of_the_engine(
     tokenized = minilm_tokenizer(texts)
     length = outcome["input_ids"].shape[1]
     assert length == (16 if tokenized.lengths.max() <= 16 else 32)
-    ids, mask = tokenized.padded(np.arange(len(texts)), length, 3, "left")
+    ids, mask, _ = tokenized.padded(np.arange(len(texts)), length, 3, "left")
     np.testing.assert_array_equal(outcome["input_ids"], ids)
     np.testing.assert_array_equal(outcome["attention_mask"], mask)
     np.testing.assert_array_equal(outcome["truncated"][:, 0], tokenized.truncated)

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.doubles.backend import FakeBackend, Gate, Vectors
+from tests.doubles.backend import FakeBackend, Gate, Vectors, run_ids
 from tests.sbert_infer.serve.conftest import Running
 
 BAD = "a bad text"
@@ -41,10 +41,10 @@ def gate() -> Iterator[Gate]:
 
 def faulty(server: Running, text: str, do: Callable[[Vectors, Any], object]) -> Callable[[Vectors], None]:
     """A fault for batches that hold `text`."""
-    pipeline = server.server.models.first.engine.engine._open()
+    pipeline = server.server.models.first.engine.engine.pipeline
     tokenized = pipeline.tokenizer([text])
-    ids, mask = pipeline.pad(tokenized, np.array([0]), int(tokenized.lengths[0]))
-    culprit = FakeBackend().run(ids, mask)[0]
+    batch = pipeline.make_batch(tokenized, np.array([0]), int(tokenized.lengths[0]))
+    culprit = run_ids(FakeBackend(), batch.ids, batch.mask)[0]
 
     def fault(vectors: Vectors) -> None:
         found = (vectors == culprit).all(axis=1)
