@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -69,3 +70,11 @@ def requirements(*extras: str) -> list[Requirement]:
     project = PYPROJECT["project"]
     lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
     return [Requirement(line) for line in lines]
+
+
+def write_modules(root: Path, sources: Mapping[str, str]) -> list[Module]:
+    """Write modules, path -> source, to try a rule on."""
+    for path, source in sources.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(source)
+    return [Module(root / path, root) for path in sources]

@@ -3,9 +3,49 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+
+import pytest
 
 import sbert_infer
+from tests.repository.not_yet import NOT_YET
 from tests.repository.sources import ROOT
+
+MOST_CHARACTERS = 100  # in a line of prose
+PATH = re.compile(r"\b(?:sbert_infer|export|kernels|bench|examples|tests|docs)/[\w/-]+\.(?:py|md|txt)\b")
+
+
+def documents() -> dict[str, str]:
+    """Path -> text of every document."""
+    folders = [ROOT / "docs", ROOT / "kernels"]
+    files = [*ROOT.glob("*.md"), *(file for folder in folders for file in folder.rglob("*.md"))]
+    return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in files}
+
+
+def long_lines(document: str) -> Iterator[str]:
+    """Lines of prose that are too long. Code, tables and headings can't be wrapped."""
+    is_code = False
+    for line in document.splitlines():
+        is_code ^= line.lstrip().startswith("```")
+        if len(line) > MOST_CHARACTERS and not is_code and not line.startswith(("|", "#", "    ")):
+            yield line
+
+
+def test_documents_wrap() -> None:
+    assert len(documents()) > 30
+    long = {path for path, text in documents().items() if any(long_lines(text))}
+    assert long == NOT_YET["long line in a document"]
+
+
+def test_files_named_in_documents_exist() -> None:
+    named = {(path, found) for path, text in documents().items() for found in PATH.findall(text)}
+    assert ("CONTRIBUTING.md", "tests/repository/test_order.py") in named
+    assert sorted(f"{path}: {found}" for path, found in named if not (ROOT / found).exists()) == []
+
+
+@pytest.mark.parametrize("line", ["a " * 51, "- " + "a " * 51, "  " + "a " * 51])
+def test_long_lines_are_found(line: str) -> None:
+    assert list(long_lines(f"short\n{line}\n```\n{line}\n```\n| {line} |\n# {line}\n")) == [line]
 
 
 def make_targets() -> set[str]:

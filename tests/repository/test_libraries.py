@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.repository.imports import imports_of
-from tests.repository.sources import MAPPED, Module, modules, requirements
+from tests.repository.sources import MAPPED, Module, modules, requirements, write_modules
 
 
 def modules_of(*extras: str) -> frozenset[str]:
@@ -90,14 +90,6 @@ def test_the_import_rules_see_the_code() -> None:
     assert sources("export")
 
 
-def written(root: Path, folder: str, source: str) -> Module:
-    """A module in `folder` with this source."""
-    file = root / folder / "module.py"
-    file.parent.mkdir(parents=True)
-    file.write_text(source)
-    return Module(file, root)
-
-
 @pytest.mark.parametrize(
     ("folder", "source"),
     [
@@ -123,7 +115,7 @@ def written(root: Path, folder: str, source: str) -> Module:
     ],
 )
 def test_the_import_rules_forbid(folder: str, source: str, tmp_path: Path) -> None:
-    assert len(violations(LAYERS[folder], [written(tmp_path, folder, source)])) == 1
+    assert len(violations(LAYERS[folder], write_modules(tmp_path, {f"{folder}/module.py": source}))) == 1
 
 
 @pytest.mark.parametrize(
@@ -141,4 +133,4 @@ def test_the_import_rules_forbid(folder: str, source: str, tmp_path: Path) -> No
     ],
 )
 def test_the_import_rules_allow(folder: str, source: str, tmp_path: Path) -> None:
-    assert violations(LAYERS[folder], [written(tmp_path, folder, source)]) == []
+    assert violations(LAYERS[folder], write_modules(tmp_path, {f"{folder}/module.py": source})) == []

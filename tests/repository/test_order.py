@@ -16,7 +16,7 @@ import pytest
 
 from tests.repository.imports import imports_of, owner_of
 from tests.repository.not_yet import NOT_YET
-from tests.repository.sources import PACKAGE, Module, modules
+from tests.repository.sources import PACKAGE, Module, modules, write_modules
 
 ORDERS = {
     "sbert_infer": """
@@ -138,10 +138,7 @@ def test_what_runs_in_other_environments_imports_nothing_of_ours() -> None:
 
 def written(folder: Path, files: Mapping[str, str]) -> list[Module]:
     """A package `p` with these files."""
-    for name, source in files.items():
-        (folder / "p" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "p" / name).write_text(source)
-    return [Module(folder / "p" / name, folder) for name in files]
+    return write_modules(folder, {f"p/{name}": source for name, source in files.items()})
 
 
 ORDER = "low, base < left | right < top < __init__"

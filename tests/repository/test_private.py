@@ -15,7 +15,7 @@ import pytest
 
 from tests.repository.imports import imports_of, owner_of
 from tests.repository.not_yet import NOT_YET
-from tests.repository.sources import PACKAGE, Module, modules
+from tests.repository.sources import PACKAGE, Module, modules, write_modules
 
 PUBLIC = {"_replace", "_asdict", "_fields", "_make"}  # of named tuples
 
@@ -91,10 +91,7 @@ def written(folder: Path, source: str) -> list[Module]:
         "here/a.py": source,
         "here/b.py": "def _near(): ...\nclass B:\n    def __init__(self): self._own = 1\n",
     }
-    for name, text in files.items():
-        (folder / "p" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "p" / name).write_text(text)
-    return [Module(folder / "p" / name, folder) for name in files]
+    return write_modules(folder, {f"p/{name}": text for name, text in files.items()})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.repository.not_yet import NOT_YET
-from tests.repository.sources import PACKAGE, Module, modules
+from tests.repository.sources import PACKAGE, Module, modules, write_modules
 
 FOLDERS = (*PACKAGE, "examples", "tests")
 MOST_MODULES = 15  # in a folder, not counting __init__.py
@@ -84,8 +84,6 @@ def test_crowded_folders_are_found(count: int, crowded: list[str], tmp_path: Pat
     ],
 )
 def test_long_code_is_found(source: str, long: list[str], tmp_path: Path) -> None:
-    file = tmp_path / "module.py"
-    file.write_text(source)
-    found = [Module(file, tmp_path)]
+    found = write_modules(tmp_path, {"module.py": source})
     names = ["module" for _ in long_modules(found)] + [line.split()[-1] for line in long_functions(found)]
     assert names == long
