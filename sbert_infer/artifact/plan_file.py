@@ -135,7 +135,7 @@ def _head(archive: zipfile.ZipFile) -> dict[str, Any]:
     if b'"plan_version"' not in content:
         raise ArtifactError("a zip, but not a plan of sbert-infer; make one with `sbert-export CHECKPOINT --fp16`")
     if hashlib.sha256(content).hexdigest().encode() != archive.comment:
-        raise CorruptError("damaged (its manifest does not have the sha256 that was noted); export or copy it again")
+        raise CorruptError("damaged (its manifest does not have the recorded sha256); export or copy it again")
     head = dict(json.loads(content))
     if not isinstance(head.get("plan_version"), int) or head["plan_version"] > PLAN_VERSION:
         found = head.get("plan_version")

@@ -77,7 +77,7 @@ def _open_plan(plan: Plan, options: BackendOptions) -> Backend:
     if why and options.strict:
         if backend is not None:
             backend.close()
-        raise EngineError(f"{plan.path}: no engine inside runs here: {why}")
+        raise EngineError(f"{plan.path}: no TensorRT engine inside runs here: {why}")
     backend = backend or _onnxruntime_cpu(PlanModel(plan, CPU_GRAPH), options)
     if why:
         warn(f"{plan.path} runs with {backend.describe()}: {why}")
@@ -94,7 +94,7 @@ def _on_gpu(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tuple
     _refuse_cpu_options(options)
     limit = most_tokens(plan.profiles)
     if options.max_batch_tokens is not None and options.max_batch_tokens > limit:
-        raise ValueError(f"max_batch_tokens is at most {limit}, which the engines are built for")
+        raise ValueError(f"max_batch_tokens is at most {limit}, the size that its TensorRT engines are built for")
     try:
         return _tensorrt(plan, gpus, options)
     except EngineError as error:
@@ -136,9 +136,9 @@ def _tensorrt(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tup
             why = str(error)
     if options.strict:
         raise EngineError(f"{why}; one would have to be built")
-    logger.info("building an engine for %s, which may take minutes", model or target)
+    logger.info("building a TensorRT engine for %s, which may take minutes", model or target)
     built = cached(key, lambda: build(trt, plan.read(MODEL), plan.profiles, f"{target} {model}", device=gpus[0]))
-    return load(trt, built), f"{why}; one was built and kept for the next time"
+    return load(trt, built), f"{why}; one was built and cached for the next time"
 
 
 def _load(

@@ -86,9 +86,11 @@ class TensorRTBackend:
         if tuple(outputs) != self.outputs:
             raise EngineError(f"a TensorRT engine gives {', '.join(self.outputs)} only, not {', '.join(outputs)}")
         if length not in self._most:
-            raise EngineError(f"the engine runs texts padded to {self.edges} tokens, not to {length}")
+            raise EngineError(f"the TensorRT engine runs texts padded to {self.edges} tokens, not to {length}")
         if not 1 <= rows <= self._most[length]:
-            raise EngineError(f"the engine runs 1 to {self._most[length]} texts of {length} tokens, not {rows}")
+            raise EngineError(
+                f"the TensorRT engine runs 1 to {self._most[length]} texts of {length} tokens, not {rows}"
+            )
         slot = self._take()
         try:
             return [slot.run(batch)]

@@ -80,7 +80,7 @@ def build_engine(
     """
     if target is None:
         if problem := cuda.driver_problem():
-            raise EngineError(f"can't build an engine for this machine's GPU: {problem}")
+            raise EngineError(f"can't build a TensorRT engine for this machine's GPU: {problem}")
         target = cuda.compute_capability(device) if trt.any_target else None
     _check_target(trt, target)
     stop = threading.Event()
@@ -234,10 +234,10 @@ def _check_inputs(inputs: Sequence[Any]) -> None:
     if missing := set(_BATCHED_INPUTS) - names:
         raise EngineError(f"the model has no input {', '.join(sorted(missing))}")
     if foreign := names - {*_BATCHED_INPUTS, _SCALAR_INPUT}:
-        raise EngineError(f"the model has an input that is never given: {', '.join(sorted(foreign))}")
+        raise EngineError(f"the model has an input that is never set: {', '.join(sorted(foreign))}")
     if shapes := [tensor.name for tensor in inputs if tensor.is_shape_tensor]:
         raise EngineError(
-            f"the values of {', '.join(shapes)} decide shapes, which an engine of fixed shapes can't have"
+            f"the values of {', '.join(shapes)} determine shapes, which a TensorRT engine with fixed shapes can't have"
         )
 
 

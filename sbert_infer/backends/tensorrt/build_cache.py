@@ -92,7 +92,7 @@ def _read(file: Path) -> bytes | None:
     digest, content = kept[:_HEX], kept[_HEX:]
     if hashlib.sha256(content).hexdigest().encode() == digest:
         return content
-    logger.warning("%s is damaged: it is made again", file)
+    logger.warning("%s is damaged and will be made again", file)
     return None
 
 
@@ -114,6 +114,6 @@ def _locked(file: Path) -> Iterator[None]:
         try:
             stack.enter_context(locked(file, wait=False))
         except BlockingIOError:
-            logger.info("waiting for another process that builds the same engine")
+            logger.info("waiting for another process that is building the same TensorRT engine")
             stack.enter_context(locked(file))
         yield

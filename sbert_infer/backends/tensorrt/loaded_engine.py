@@ -99,12 +99,14 @@ class LoadedEngine:
         there = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
         wanted = {*self.interface.inputs, self.interface.output}
         if there != wanted:
-            raise LoadError(f"the engine's tensors are {sorted(there)}, not {sorted(wanted)}: export the model again")
+            raise LoadError(
+                f"the TensorRT engine's tensors are {sorted(there)}, not {sorted(wanted)}: export the model again"
+            )
         if hosted := [name for name in sorted(there) if engine.get_tensor_location(name) != on_gpu]:
-            raise LoadError(f"the engine wants {', '.join(hosted)} in the host's memory: export the model again")
+            raise LoadError(f"the TensorRT engine needs {', '.join(hosted)} in host memory: export the model again")
         dim = tuple(engine.get_tensor_shape(self.interface.output))[-1]
         if dim != self.interface.dim:
-            raise LoadError(f"the engine's vectors have {dim} dimensions, not {self.interface.dim}")
+            raise LoadError(f"the TensorRT engine's vectors have {dim} dimensions, not {self.interface.dim}")
 
     def _check_profiles(self, profiles: Sequence[Profile]) -> None:
         count = int(self._engine.num_optimization_profiles)
