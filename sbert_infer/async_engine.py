@@ -283,7 +283,7 @@ class AsyncEngine:
         self._counts.refused(error)
 
     def stats(self) -> AsyncStats:
-        """Return counters and gauges, as of now."""
+        """Return the current counters and gauges."""
         return self._queue.stats(self._counts, ready=self.ready)
 
     async def close(self, drain_s: float = 10.0) -> None:

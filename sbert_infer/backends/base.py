@@ -21,7 +21,7 @@ class Batch:
 
     ids: Ids  # [rows, length]
     mask: Ids  # [rows, length]: 1 for tokens that are attended to
-    token_types: Ids | None = None  # [rows, length]: 1 for the second text of a pair; None for all 0
+    token_types: Ids | None = None  # [rows, length]: 1 for the second text of a pair; None: all 0
     prompt_length: int = 0  # leading tokens of every row that pooling leaves out
 
     @property

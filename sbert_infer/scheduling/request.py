@@ -35,7 +35,7 @@ class Request:
         """Set the number of tokens of each text."""
         self.is_counted = True
         self.lengths = np.maximum(lengths, 1)  # some tokenizers return no tokens for an empty text
-        self.texts = self.unfinished = len(lengths)  # unfinished: without a vector
+        self.texts = self.unfinished = len(lengths)  # those without a vector yet
         if len(lengths) == 1:  # as in most requests to a server
             self.tokens = int(self.lengths[0])
             self._order, self._before = _FIRST, np.array([0, self.tokens])

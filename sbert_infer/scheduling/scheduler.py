@@ -57,7 +57,7 @@ class Limits:
     max_batch_tokens: int
     min_batch_tokens: int  # smallest batch to start at once while others run
     workers: int
-    max_length: int  # of a text
+    max_length: int  # of a text, in tokens
     max_batch_texts: int | None = None
     edges: tuple[int, ...] | None = None
     max_queue_tokens: int = 2**20
