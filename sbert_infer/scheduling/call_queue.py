@@ -100,7 +100,7 @@ class CallQueue:
             )
 
     async def close(self, until: float) -> None:
-        """Fail all calls under way, and stop; running batches have `until`, at least a second."""
+        """Fail all calls and stop; wait for running batches until `until`, at least a second."""
         self._closed = True
         for call in list(self._calls):
             self._drop(call)

@@ -95,7 +95,7 @@ class Limits:
         return self.workers * self.quantum * min(4, max(1, requests // 32))
 
     def tokens_before_turn(self, requests: int, most: int | None = None) -> int:
-        """Return the most tokens that start before a new request of up to a quantum is done.
+        """Return the most tokens that start before all of a new request, up to a quantum, has.
 
         `requests` is how many wait when it arrives, `most` the most that wait until it leaves. The
         rest of a round may go first, then rounds of turns before its own, and its own round. A
