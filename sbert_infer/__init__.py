@@ -1,4 +1,4 @@
-"""sbert-infer: the same vectors as the eager Sentence-BERT model, at the speed of the hardware, from one file.
+"""sbert-infer: the vectors of a Sentence-BERT model, from one file, at the speed of the hardware.
 
 >>> from sbert_infer import Engine
 >>> Engine("model.onnx").encode(["a text", "another"])  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""`AsyncEngine`: many callers, one engine. Their texts wait in one queue and run together."""
+"""`AsyncEngine`: one engine for many callers, whose texts share one queue and run together."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class AsyncEngine:
     >>> async with AsyncEngine("model.onnx") as engine:   # doctest: +SKIP
     ...     vectors = await engine.encode(["A cat sat."])
 
-    Vectors are those of `Engine.encode`. Batches are formed across callers, from texts of like
-    length. All calls must come from one event loop, in the process that opened the engine.
+    The vectors are those of `Engine.encode`. Batches are formed across callers, from texts of
+    similar length. All calls must come from one event loop, in the process that opened the engine.
     """
 
     def __init__(
@@ -62,21 +62,21 @@ class AsyncEngine:
         """Open `model` and start the workers. Takes as long as opening an `Engine`.
 
         Args:
-            model: a file written by `sbert-export`, or an engine, which is then not closed with
-                this one.
-            max_batch_tokens: tokens that run together, padding included; the backend's best by
-                default.
-            max_queue_tokens: tokens that may wait. A call beyond that is refused at once.
-            max_delay_ms: how long a batch that is not full may wait for more texts while others
-                run.
-            max_wait_s: a call that would wait for longer than this is refused at once, if hundreds
-                of others wait, or did in the last ten seconds.
-            timeout_s: how long a call may take, if it does not say so itself.
-            hang_timeout_s: a batch that runs for longer than this is given up, and what runs it is
-                replaced.
-            observe: called from several threads, as `observe(name, value)`, with the seconds that a
-                call spent on "tokenize", "queue" (each batch it has a part in) and "total", and for
-                each batch "run", its seconds, and "batch_tokens".
+            model: a file written by `sbert-export`, or an open engine, which the caller must close.
+            max_batch_tokens: tokens that run together, padding included; by default, what is
+                fastest on the backend.
+            max_queue_tokens: tokens that may wait. A call that would exceed this is refused at
+                once.
+            max_delay_ms: how long a batch that is not full may wait for more texts while other
+                batches run.
+            max_wait_s: a call that would wait longer than this is refused at once, if hundreds of
+                others are waiting or were within the last ten seconds.
+            timeout_s: how long a call may take, unless it sets its own timeout.
+            hang_timeout_s: a batch that runs longer than this is given up, and the worker and
+                backend that run it are replaced.
+            observe: called from several threads, as `observe(name, value)`. For each call it gets
+                the seconds of "tokenize", "queue" (once for each batch with texts of the call) and
+                "total"; for each batch, the seconds of "run" and the number of "batch_tokens".
 
         """
         _check_positive(
@@ -92,7 +92,7 @@ class AsyncEngine:
         self.timeout_s = timeout_s
         self._pipeline, manifest = self.engine.pipeline, self.engine.manifest
         check_kind(self.engine.artifact, _KINDS, "AsyncEngine")
-        # What calls get unless they ask for fewer dimensions or unit length.
+        # The output of calls that do not ask for fewer dimensions or unit length.
         self._output = SparseOutput(manifest) if manifest.kind == SPARSE_ENCODER else DenseOutput(manifest)
         self._counts = CallCounts(observe)
         limits = Limits.of(
@@ -115,7 +115,7 @@ class AsyncEngine:
             observe=self._counts.observe,
         )
         self._token_thread = ThreadPoolExecutor(1, thread_name_prefix="sbert-infer-tokens")
-        self._closing = False  # no new calls
+        self._closing = False  # if True, new calls are refused
 
     async def encode(
         self,
@@ -128,11 +128,11 @@ class AsyncEngine:
         on_truncate: OnTruncate | None = None,
         timeout_s: float | None = None,
     ) -> Vectors:
-        """Encode one text or many, as `Engine.encode` does. Cancelling drops what has not started.
+        """Encode one text or many, as `Engine.encode` does.
 
-        Raises `OverloadedError` at once if the queue is full or too long for the timeout,
-        `DeadlineError` after `timeout_s`, `TextError` if the model fails on one of the texts, and
-        `WorkerError` if it can't run for now.
+        Cancelling drops texts that have not started. Raises `OverloadedError` at once if the queue
+        is full or too long for the timeout, `DeadlineError` after `timeout_s`, `TextError` if the
+        model fails on one of the texts, and `WorkerError` if it can't run for now.
         """
         encoded = await self.encode_counted(
             texts,
@@ -160,8 +160,8 @@ class AsyncEngine:
     ) -> Encoded:
         """Encode as `encode` does, and also return the number of tokens and of truncated texts.
 
-        `truncation_side` says where long texts are cut, if not where the model was trained to have
-        it.
+        `truncation_side` is the end at which long texts are cut; by default, the one that the model
+        was trained with.
         """
         arrival = time.monotonic()
         output = self._dense(truncate_dim, normalize_embeddings)
@@ -182,7 +182,7 @@ class AsyncEngine:
         truncation_side: Side | None = None,
         timeout_s: float | None = None,
     ) -> Encoded:
-        """Encode texts that this model's own tokenizer has tokenized, special tokens included."""
+        """Encode texts given as token ids of this model's tokenizer, special tokens included."""
         arrival = time.monotonic()
         output = self._dense(truncate_dim, normalize_embeddings)
         options = self._options(arrival, output, "", None, on_truncate, truncation_side, timeout_s)
@@ -203,9 +203,9 @@ class AsyncEngine:
         truncation_side: Side | None = None,
         timeout_s: float | None = None,
     ) -> Encoded:
-        """Score pairs of texts as a reranker does, before any activation: [pairs, labels].
+        """Return a reranker's scores for pairs of texts, [pairs, labels], before any activation.
 
-        This is for many callers what `Reranker.predict` is for one. Raises as `encode` does.
+        This is the counterpart of `Reranker.predict` for many callers. Raises as `encode` does.
         """
         arrival = time.monotonic()
         self._require(RERANKER, "encode")
@@ -224,7 +224,7 @@ class AsyncEngine:
         truncation_side: Side | None = None,
         timeout_s: float | None = None,
     ) -> Encoded:
-        """Return vectors of a sparse encoder, as `SparseRows`: see `to_csr`. Raises as `encode` does."""
+        """Return the vectors of a sparse encoder as `SparseRows`. Raises as `encode` does."""
         arrival = time.monotonic()
         self._require(SPARSE_ENCODER, "encode")
         options = self._options(arrival, self._output, prompt, prompt_name, on_truncate, truncation_side, timeout_s)
@@ -241,9 +241,9 @@ class AsyncEngine:
         timeout_s: float | None = None,
         max_tokens: int | None = None,
     ) -> Encoded:
-        """Return a vector for each token, if the artifact has them.
+        """Return a vector for each token, if the artifact has token vectors.
 
-        One call runs at a time, beside the queue and never in it.
+        These calls run one at a time in a thread of their own, not in the queue.
         """
         arrival = time.monotonic()
         self._require(ENCODER, "predict_counted")
@@ -253,7 +253,7 @@ class AsyncEngine:
         left = threading.Event()
         with self._counts.call(len(texts), arrival):
             try:
-                # A thread of its own: an abandoned call keeps it busy for no longer than a batch.
+                # Only for token vectors. An abandoned call keeps it busy for one batch at most.
                 loop = asyncio.get_running_loop()
                 future = loop.run_in_executor(self._token_thread, self._run_tokens, texts, options, left)
                 encoded = await within(future, options.deadline)
@@ -264,13 +264,13 @@ class AsyncEngine:
 
     @property
     def ready(self) -> bool:
-        """Whether calls are taken, and workers are there to run them, none of which seems to hang."""
+        """Whether calls are accepted and there are workers, none of which seems to hang."""
         return not self._closing and self._queue.workers.ready
 
     def refusal(self) -> OverloadedError | None:
-        """Return what a call for one short text would get now if the queue is too long for it.
+        """Return the error that a call for one short text would get now, None if it would run.
 
-        To be followed by `count_refusal` if that call is then refused.
+        If the call is then refused with this error, report it with `count_refusal`.
         """
         try:
             self._queue.scheduler.check(1, math.inf, time.monotonic())
@@ -279,15 +279,15 @@ class AsyncEngine:
         return None
 
     def count_refusal(self, error: OverloadedError) -> None:
-        """Count a call that was refused in advance like any that is refused here."""
+        """Count a call that was refused because of `refusal`, like calls refused by the queue."""
         self._counts.refused(error)
 
     def stats(self) -> AsyncStats:
-        """Return counters and gauges, as of now."""
+        """Return the current counters and gauges."""
         return self._queue.stats(self._counts, ready=self.ready)
 
     async def close(self, drain_s: float = 10.0) -> None:
-        """Take no more calls, give those under way `drain_s` to end, fail the rest, stop.
+        """Accept no more calls, wait up to `drain_s` for those under way, fail the rest, and stop.
 
         A second call does nothing.
         """
@@ -299,7 +299,7 @@ class AsyncEngine:
             await asyncio.sleep(0.01)
         self._token_thread.shutdown(wait=False, cancel_futures=True)
         await self._queue.close(until)
-        if self._owns and not self._queue.scheduler.running:  # what still runs would be waited for
+        if self._owns and not self._queue.scheduler.running:  # closing would wait for batches that still run
             await asyncio.to_thread(self.engine.close)
 
     async def __aenter__(self) -> AsyncEngine:
@@ -327,7 +327,7 @@ class AsyncEngine:
         side: Side | None,
         timeout_s: float | None,
     ) -> CallOptions:
-        """Return what a caller asks for, with the defaults filled in."""
+        """Check the arguments of a call and return them, with defaults filled in."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         _check_positive(timeout_s=timeout_s)
         on_truncate = self.engine.on_truncate if on_truncate is None else on_truncate
@@ -357,13 +357,13 @@ class AsyncEngine:
         return encoded
 
     def _nothing(self) -> Encoded:
-        """Return what no texts give; for dense vectors, an array of one dimension as in `Engine.encode`."""
+        """Return the result for no texts: if dense, an empty array [0], as from `Engine.encode`."""
         if self.engine.manifest.kind == ENCODER:
             return Encoded(np.empty(0, np.float32), 0, 0)
         return Encoded(self._output.collect(self._pipeline.tokenizer([])).result(None), 0, 0)
 
     def _run_tokens(self, texts: list[str], options: CallOptions, left: threading.Event) -> Encoded:
-        """Run in a thread of its own, batch by batch, until the caller has left."""
+        """Return token vectors, run batch by batch in this thread; raise once `left` is set."""
         windows = list(
             self._pipeline.run(
                 texts,
@@ -378,7 +378,7 @@ class AsyncEngine:
         return Encoded(vectors, sum(map(len, vectors)), sum(window.stats.truncated for window in windows))
 
     def _done(self, encoded: Encoded, texts: int, options: CallOptions) -> None:
-        """Count what a call has given, and warn of truncation unless the caller has decided on it."""
+        """Count the tokens and truncated texts of a call, and warn about truncation if asked to."""
         self._counts.done(encoded)
         if encoded.truncated and options.on_truncate == "warn":
             limit, noun = self._pipeline.tokenizer.max_length, self._pipeline.noun
@@ -387,7 +387,7 @@ class AsyncEngine:
 
 
 def _open(path: str | os.PathLike[str], max_batch_tokens: int | None) -> BaseEngine:
-    """Open an artifact with the class that its kind needs."""
+    """Open an artifact with the class for its kind."""
     artifact = open_artifact(path)
     check_kind(artifact, _KINDS, "AsyncEngine")
     opener = Reranker if artifact.manifest.kind == RERANKER else Engine

@@ -1,4 +1,4 @@
-"""What `Engine` and `Reranker` share: opening an artifact, prompts, limits, running texts, closing."""
+"""The base of `Engine` and `Reranker`: opening an artifact, prompts, limits, running, closing."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Self = TypeVar("Self", bound="BaseEngine")
 
 
 class BaseEngine:
-    """An open model. It is closed by `close`, or at the end of a `with`."""
+    """An open model, closed by `close` or at the end of a `with` block."""
 
-    kinds: tuple[str, ...]  # of artifacts that it opens
+    kinds: tuple[str, ...]  # kinds of artifacts that this class opens
 
     def __init__(
         self,
@@ -43,19 +43,16 @@ class BaseEngine:
         """Open the artifact at `path`.
 
         Args:
-            path: a file written by `sbert-export`, or one that is open already.
+            path: a file written by `sbert-export`, or an artifact that is already open.
             device: "cpu", "cuda", "cuda:1", or a list of GPUs. By default a plan runs on the first
-                GPU, or on the CPU with a warning where there is none; an ONNX model runs on the
-                CPU.
-            strict: raise, instead of that warning, where a plan can't run with an engine made for
-                this GPU.
-            on_truncate: what to do when a text is longer than the model's limit: warn once per
-                call, raise, or nothing.
-            workers: batches that run at once on a CPU; as many as there are usable cores by
-                default.
+                GPU, or on the CPU with a warning if there is none; an ONNX model runs on the CPU.
+            strict: raise, instead of warning, if a plan has no TensorRT engine for this GPU.
+            on_truncate: what to do when a text is longer than the model's limit: "warn" once per
+                call, raise an "error", or "ignore" it.
+            workers: batches that run at once on a CPU; by default, one for each usable core.
             threads: cores that share one batch; 1 by default, which is fastest for many texts.
-            max_batch_tokens: tokens that run together, padding included; the backend's best by
-                default.
+            max_batch_tokens: tokens that run together, padding included; by default, what is
+                fastest on the backend.
 
         """
         if on_truncate not in ("warn", "error", "ignore"):
@@ -83,18 +80,18 @@ class BaseEngine:
         self._apply(manifest)
 
     def _apply(self, manifest: Manifest) -> None:
-        """Take the settings of one kind of engine from the manifest."""
+        """Take the settings that only this kind of engine has from the manifest."""
 
     @property
     def pipeline(self) -> Pipeline:
-        """What runs the texts. Raises if the engine is closed."""
+        """The pipeline that runs the texts. Raises if the engine is closed."""
         if self._pipeline is None:
             raise EngineError(f"this engine is closed: {self.artifact.path}")
         return self._pipeline
 
     @property
     def max_seq_length(self) -> int:
-        """The most tokens of a text that count, special ones included. May be lowered."""
+        """The limit on a text's tokens, special ones included. May be lowered."""
         return self.pipeline.tokenizer.max_length
 
     @max_seq_length.setter
@@ -114,17 +111,17 @@ class BaseEngine:
 
     @property
     def manifest(self) -> Manifest:
-        """What the artifact says of itself: model, pooling, prompts, parity certificate, versions."""
+        """The artifact's manifest: model, pooling, prompts, parity certificate, versions."""
         return self.artifact.manifest
 
     @property
     def device(self) -> str:
-        """Where the model runs: "cpu", "cuda:0" or "cuda:0,cuda:1"."""
+        """The device the model runs on: "cpu", "cuda:0" or "cuda:0,cuda:1"."""
         return self.pipeline.backend.device
 
     @property
     def info(self) -> dict[str, Any]:
-        """What runs: file, model, precision, backend, limits."""
+        """A summary of what runs: file, model, precision, backend, limits."""
         backend = self.pipeline.backend
         return {
             "path": str(self.artifact.path),
@@ -141,13 +138,14 @@ class BaseEngine:
         }
 
     def get_max_seq_length(self) -> int:
-        """The same as `max_seq_length`."""
+        """Return `max_seq_length`."""
         return self.max_seq_length
 
     def replace_backend(self) -> Backend:
-        """Open the model once more, let later calls use that, and return what they would have used, still open.
+        """Open the model again for later calls, and return the backend used so far, still open.
 
-        For a backend that hangs or is broken: calls that are inside it stay there.
+        This replaces a backend that hangs or is broken; calls that are already inside it stay
+        there.
         """
         pipeline = self.pipeline
         artifact = open_artifact(self.artifact.path)
@@ -178,7 +176,7 @@ class BaseEngine:
         return f"{type(self).__name__}({str(self.artifact.path)!r}, {self.manifest.precision}, {state})"
 
     def resolve_prompt(self, prompt: str | None, prompt_name: str | None) -> str:
-        """Return the prompt itself: the given one, the one of that name, or the default."""
+        """Return the text of the prompt: `prompt`, the prompt of that name, or the default one."""
         if prompt is not None:
             check_text(prompt, "prompt")
             return prompt
@@ -190,7 +188,7 @@ class BaseEngine:
         return self.prompts[name]
 
     def tokenizer_of_other_side(self, max_length: int) -> Tokenizer:
-        """Load a tokenizer that cuts long texts at the end where the model's own does not."""
+        """Load a tokenizer that cuts long texts at the opposite end from the model's own."""
         other = "left" if self.manifest.truncation_side == "right" else "right"
         return _load_tokenizer(self.artifact, max_length, other)
 
@@ -202,7 +200,7 @@ class BaseEngine:
         batch_size: int | None = None,
         progress: Progress = no_progress,
     ) -> Iterator[Window]:
-        """Run `texts`, keep the statistics, and warn of truncation."""
+        """Run `texts`, record the statistics, and warn about truncated texts."""
         pipeline, stats = self.pipeline, EncodeStats()
         windows = pipeline.run(
             texts,
@@ -224,13 +222,13 @@ class BaseEngine:
 
 
 class EvaluationMetrics:
-    """Where sentence-transformers' evaluators leave their results (`engine.model_card_data.metrics`)."""
+    """Results of sentence-transformers' evaluators, at `engine.model_card_data.metrics`."""
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
 
     def set_evaluation_metrics(self, evaluator: object, metrics: dict[str, float], *_: object) -> None:
-        """Called by an evaluator when it is done."""
+        """Store the results of an evaluator, which calls this when it is done."""
         self.metrics.update(metrics)
 
 

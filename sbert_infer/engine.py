@@ -1,4 +1,4 @@
-"""`Engine`: opens an artifact and encodes texts, with the interface of `SentenceTransformer`."""
+"""`Engine` opens an artifact and encodes texts, with the interface of `SentenceTransformer`."""
 
 from __future__ import annotations
 
@@ -88,38 +88,38 @@ class Engine(BaseEngine):
             inputs: a text, or a list, tuple, array or other iterable of texts (`sentences` is its
                 old name).
             prompt_name: which of the model's `prompts` to put before each text.
-            prompt: the prompt itself; goes before `prompt_name` and the default prompt.
-            batch_size: at most this many texts in a batch. Batches are cut by tokens, so it is
-                seldom needed.
+            prompt: the prompt itself; takes precedence over `prompt_name` and the default prompt.
+            batch_size: the most texts in a batch. Seldom needed, since batches are limited by
+                tokens.
             show_progress_bar: None shows one when this package's logger is at INFO or DEBUG.
             output_value: "sentence_embedding", or "token_embeddings" if the artifact was exported
                 with those: a list of arrays [tokens, hidden], special tokens included.
-            precision: "float32" (as None), "int8", "uint8", "binary" or "ubinary".
+            precision: "float32" (also None), "int8", "uint8", "binary" or "ubinary".
             convert_to_numpy: False gives a list of tensors.
             convert_to_tensor: True gives one tensor (imports torch).
-            device: None, or the engine's own.
+            device: None, or the device that the engine already uses.
             normalize_embeddings: scale each vector to length 1.
             truncate_dim: keep this many leading dimensions.
             pool: not supported, and not needed: one engine uses all cores.
-            chunk_size: as `pool`.
+            chunk_size: not supported, like `pool`.
             sentences: old name of `inputs`.
-            out: an array or memmap [texts, dim] to write to and return. `inputs` are then read as
-                they are needed, so that memory stays flat however many there are.
-            max_active_dims: for a sparse encoder: keep this many numbers of each vector, the
-                largest.
-            task: "query" or "document", as `encode_query` and `encode_document` set it. Only a
-                multi-vector encoder tells them apart by more than their prompts.
-            task_metadata: from the package mteb, whose `inputs` are a data loader.
-            prompt_type: as `task_metadata`: whether these are queries or documents.
-            hf_split: as `task_metadata`; changes nothing.
-            hf_subset: as `task_metadata`; changes nothing.
+            out: an array or memmap [texts, dim] to write to and return. `inputs` are then read
+                lazily, so memory use does not grow with the number of texts.
+            max_active_dims: for a sparse encoder, keep this many of the largest values of each
+                vector.
+            task: "query" or "document", as `encode_query` and `encode_document` set it. Only for
+                a multi-vector encoder do the two differ in more than their prompts.
+            task_metadata: set by the package mteb, which passes a data loader as `inputs`.
+            prompt_type: set by mteb: whether the texts are queries or documents.
+            hf_split: set by mteb; ignored.
+            hf_subset: set by mteb; ignored.
 
         Returns:
-            An array [texts, dim], or [dim] for one text. Of a sparse encoder a
-                `scipy.sparse.csr_matrix` [texts, dim],
-            of one row for one text; as tensors, what `SparseEncoder.encode` gives. Of a
-                multi-vector encoder a list of
-            arrays [tokens, dim], or one of those for one text.
+            An array [texts, dim], or [dim] for one text.
+
+            For a sparse encoder, a `scipy.sparse.csr_matrix` [texts, dim], which has one row for
+            one text, or the tensors that `SparseEncoder.encode` returns. For a multi-vector
+            encoder, a list of arrays [tokens, dim], or one such array for one text.
 
         """
         if task_metadata is not None:
@@ -151,14 +151,14 @@ class Engine(BaseEngine):
             return output.gather(windows, count, single, options)
 
     def token_vectors(self, texts: Iterable[str], prompt: str = "") -> list[npt.NDArray[np.float32]]:
-        """Return what `encode(..., output_value="token_embeddings")` does, with this very prompt."""
+        """Return the token vectors of each text, as `encode(output_value="token_embeddings")`."""
         output, known = TokensOutput(self.manifest), as_list(texts, "token_vectors")
         return [vectors for window in self._run(known, output, prompt) for vectors in window.vectors]
 
     def encode_all(self, texts: Iterable[str], prompt_name: str | None = None, prompt: str | None = None) -> AllVectors:
-        """Return dense, sparse and multi-vector output of one pass, if the artifact has them (bge-m3).
+        """Return the dense, sparse and multi-vector output of one pass over the texts (bge-m3).
 
-        Needs an artifact that was made with `sbert-export --outputs sentence,sparse,multi`.
+        Needs an artifact made with `sbert-export --outputs sentence,sparse,multi`.
         """
         output = HybridOutput(self.manifest, self.resolve_dim(None), self.pipeline.tokenizer.vocabulary)
         known = as_list(texts, "encode_all")
@@ -175,24 +175,23 @@ class Engine(BaseEngine):
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
     ) -> Any:
-        """Late chunking: the vectors of spans of a document, pooled from one pass over all of it.
+        """Encode spans of documents, each pooled from one pass over its document (late chunking).
 
         Needs mean pooling, and an artifact with token vectors (`sbert-export --outputs
         sentence,tokens`).
 
         Args:
             documents: a text, or a list of texts.
-            spans: for each document, the first character of each span and its end offset
-                (exclusive).
+            spans: for each document, the character offsets (start, end) of its spans; the end is
+                exclusive.
             prompt_name: as for `encode`.
             prompt: as for `encode`.
             normalize_embeddings: as for `encode`.
             truncate_dim: as for `encode`.
 
         Returns:
-            An array [spans, dim], or a list of one for each document. A document over the model's
-                limit runs in
-            windows that overlap; nothing is cut off.
+            An array [spans, dim], or a list with one such array for each document. A document
+            over the model's limit runs in overlapping windows; nothing is cut off.
 
         """
         check_can_pool(self.manifest)
@@ -217,9 +216,9 @@ class Engine(BaseEngine):
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
     ) -> Iterator[npt.NDArray[np.float32]]:
-        """Encode a stream: one vector for each text, in order, in memory that does not grow with their number.
+        """Yield one vector for each text, in order, in memory that does not grow with their number.
 
-        Texts are read some thousands ahead, so that they can be sorted by length. The arguments are
+        Texts are read a few thousand ahead, so that they can be sorted by length. The arguments are
         those of `encode`.
         """
         for window in self.encode_windows(
@@ -243,9 +242,9 @@ class Engine(BaseEngine):
         truncate_dim: int | None = None,
         progress: Callable[[int], object] = lambda count: None,
     ) -> Iterator[Window]:
-        """As `encode_iter`, but some thousands of vectors at a time, with their statistics.
+        """Like `encode_iter`, but yield a few thousand vectors at a time, with their statistics.
 
-        `progress` is told how many more texts are done.
+        `progress` is called with the number of texts finished since its last call.
         """
         source, single = as_texts(texts)
         if single:
@@ -271,24 +270,27 @@ class Engine(BaseEngine):
     def encode_document(
         self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, **options: Any
     ) -> Any:
-        """Encode documents to be found: `encode` with the prompt named "document", "passage" or "corpus", if any."""
+        """Encode documents: `encode` with the prompt named "document", "passage" or "corpus"."""
         name = prompt_name or self._first_prompt("document", "passage", "corpus")
         return self.encode(inputs, name, prompt, task="document", **options)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """All pairs' similarity, [n, m], by the model's own function: of dense tensors a tensor, else an array."""
+        """Return the similarity of all pairs, [n, m], by the model's own function.
+
+        The result is a tensor if dense tensors are given, an array otherwise.
+        """
         if self.manifest.kind == SPARSE_ENCODER:
             return sparse_similarity(self.similarity_fn_name, as_csr(embeddings1), as_csr(embeddings2))
         return similarity(self.similarity_fn_name, embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """The similarity of each row of one to the same row of the other, [n]."""
+        """Return the similarity of each row to the same row of the other argument, [n]."""
         if self.manifest.kind == SPARSE_ENCODER:
             return sparse_pairwise_similarity(self.similarity_fn_name, as_csr(embeddings1), as_csr(embeddings2))
         return pairwise_similarity(self.similarity_fn_name, embeddings1, embeddings2)
 
     def decode(self, embeddings: Any, top_k: int | None = None) -> list[list[tuple[str, float]]]:
-        """The words that each sparse vector stands for, with their weights, the heaviest first, as `SparseEncoder`."""
+        """Return the words and weights of each sparse vector, the heaviest first."""
         words = self.manifest.kind == SPARSE_ENCODER and self.manifest.pooling[0].startswith(("splade", "presence"))
         if not words:
             raise ValueError(f"the dimensions of {self.manifest.name} are no words of its vocabulary")
@@ -296,7 +298,11 @@ class Engine(BaseEngine):
 
     @property
     def similarity_fn_name(self) -> str:
-        """Of cosine, dot, euclidean and manhattan; of a multi-vector encoder maxsim or meanmaxsim."""
+        """The name of the similarity function.
+
+        One of cosine, dot, euclidean and manhattan; for a multi-vector encoder, maxsim or
+        meanmaxsim.
+        """
         return self._similarity_fn_name
 
     @similarity_fn_name.setter
@@ -309,20 +315,20 @@ class Engine(BaseEngine):
 
     @property
     def mteb_model_meta(self) -> Any:
-        """The model's card for the package mteb, which makes an engine one of its models."""
+        """The model card for the package mteb; having one makes the engine a model of mteb's."""
         return model_meta(self)
 
     def get_embedding_dimension(self) -> int:
-        """The length of the vectors that `encode` returns."""
+        """Return the length of the vectors that `encode` returns."""
         return self.resolve_dim(None)
 
     def get_sentence_embedding_dimension(self) -> int:
-        """The old name of `get_embedding_dimension`."""
+        """Return the embedding dimension: the old name of `get_embedding_dimension`."""
         return self.get_embedding_dimension()
 
     @contextmanager
     def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
-        """Within this context, `encode` keeps `truncate_dim` dimensions."""
+        """Make `encode` keep `truncate_dim` dimensions within this context."""
         before, self.truncate_dim = self.truncate_dim, truncate_dim
         try:
             yield
@@ -335,7 +341,7 @@ class Engine(BaseEngine):
         return next((name for name in names if name in self.prompts), None)
 
     def _output(self, options: EncodeOptions) -> Output:
-        """Return the kind of output that `options` ask for; refuse what it can't do."""
+        """Return the kind of output that `options` ask for; refuse options it does not support."""
         manifest = self.manifest
         if manifest.kind == SPARSE_ENCODER:
             return SparseOutput.of(manifest, options, self.truncate_dim)
@@ -348,7 +354,7 @@ class Engine(BaseEngine):
         return DenseOutput(manifest, self.resolve_dim(options.truncate_dim), normalize=options.normalize_embeddings)
 
     def resolve_dim(self, truncate_dim: int | None) -> int:
-        """Return how many dimensions are kept."""
+        """Return how many dimensions are kept, given the `truncate_dim` of a call."""
         wanted = truncate_dim if truncate_dim is not None else self.truncate_dim
         if wanted is not None and wanted < 1:
             raise ValueError(f"truncate_dim must be at least 1, got {wanted}")

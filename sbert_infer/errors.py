@@ -1,4 +1,4 @@
-"""Every error a user can cause, typed. Each message is one line that names the culprit and says what to do.
+"""All errors of this package. Each message is one line that names the cause and says what to do.
 
     SbertInferError
     ├── CheckpointError      the checkpoint can't be converted; lists every problem at once
@@ -12,13 +12,13 @@
         ├── TruncationError  a text is longer than the model's limit and on_truncate="error"
         ├── TextError        the model fails on this text, and on no other
         ├── CallTooLargeError  one call has more tokens than may be encoded at once
-        ├── DeadlineError    it took longer than the caller would wait
+        ├── DeadlineError    the call took longer than its timeout
         └── RetryableError   the same call may succeed later, after `retry_after_s`
             ├── OverloadedError  too much work is queued
-            └── WorkerError      what ran the model died or hung
+            └── WorkerError      the worker that ran the model died or hung
 
 A wrong argument is a plain `TypeError` or `ValueError`, as in the rest of Python.
-Warnings that a person may want to filter have one category, `SbertInferWarning`.
+All warnings have one category, `SbertInferWarning`, so that they can be filtered.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 
-_SOONEST_RETRY_S = 0.1  # or all who are refused come back at once
+_SOONEST_RETRY_S = 0.1  # with less, all refused clients would come back at once
 
 
 class SbertInferError(Exception):
@@ -98,7 +98,8 @@ class EngineError(SbertInferError):
 class TruncationError(EngineError):
     """A text longer than the model's limit, with `on_truncate="error"`.
 
-    `index` is the text's, `limit` is in tokens, and `texts` of the call are known to be longer.
+    `index` is the position of the text, `limit` is the model's limit in tokens, and `texts` is how
+    many texts of the call are known to exceed it.
     """
 
     def __init__(self, index: int, limit: int, *, noun: str = "text", texts: int = 1) -> None:
@@ -107,9 +108,10 @@ class TruncationError(EngineError):
 
 
 class TextError(EngineError):
-    """A text for which the model raises or gives NaN or infinity.
+    """A text on which the model fails, or for which it returns NaN or infinity.
 
-    `index` is the text's; `is_finite` is False where the model ran but gave NaN or infinity.
+    `index` is the position of the text; `is_finite` is False if the model ran but returned NaN or
+    infinity.
     """
 
     def __init__(self, message: str, index: int, *, is_finite: bool) -> None:
@@ -126,7 +128,7 @@ class CallTooLargeError(EngineError, ValueError):
 
 
 class DeadlineError(EngineError):
-    """A call that was not done within its timeout."""
+    """A call that was not finished within its timeout."""
 
 
 class RetryableError(EngineError):
@@ -138,20 +140,20 @@ class RetryableError(EngineError):
 
 
 class OverloadedError(RetryableError):
-    """A call that was refused at once, since too much work is queued."""
+    """A call that was refused at once because too much work is queued."""
 
 
 class WorkerError(RetryableError):
-    """A call whose texts were lost with what ran the model."""
+    """A call that was lost because the worker that ran it died or hung."""
 
 
 class SbertInferWarning(UserWarning):
-    """Category of every warning of this package."""
+    """The category of every warning of this package."""
 
 
 def warn(message: str) -> None:
-    """Warn at the line that called into this package, however deep inside it the reason was found."""
-    frame, depth = sys._getframe(1), 2  # `warnings` counts this function as the first
+    """Issue a warning that points at the line of user code that called into this package."""
+    frame, depth = sys._getframe(1), 2  # `warnings` counts this function as level 1
     while frame.f_back is not None and _is_ours(frame.f_globals.get("__package__")):
         frame, depth = frame.f_back, depth + 1
     warnings.warn(message, SbertInferWarning, stacklevel=depth)

@@ -1,4 +1,4 @@
-"""`Reranker`: opens an exported cross-encoder and scores pairs of texts, with the interface of `CrossEncoder`."""
+"""`Reranker` scores pairs of texts with an exported model, with the interface of `CrossEncoder`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Activation = str | Callable[[Any], Any]
 class Reranker(BaseEngine):
     """Scores pairs of texts with an exported cross-encoder.
 
-    >>> reranker = Reranker("reranker.onnx")                                              # doctest: +SKIP
-    >>> reranker.rank("Who sat?", ["Rain fell all day.", "A cat sat on the mat."], 1)     # doctest: +SKIP
+    >>> reranker = Reranker("reranker.onnx")  # doctest: +SKIP
+    >>> reranker.rank("Who sat?", ["Rain fell all day.", "A cat sat."], top_k=1)  # doctest: +SKIP
     [{'corpus_id': 1, 'score': 0.98}]
 
     A score does not depend on which other pairs are scored with it. One reranker may be used from
@@ -34,7 +34,7 @@ class Reranker(BaseEngine):
     """
 
     kinds = (RERANKER,)
-    activation_fn: Activation  # what scores go through, unless `predict` is told otherwise
+    activation_fn: Activation  # applied to scores, unless `predict` is given another
 
     def _apply(self, manifest: Manifest) -> None:
         self.activation_fn = manifest.activation
@@ -63,23 +63,23 @@ class Reranker(BaseEngine):
             inputs: a pair of texts, or a list, array or other iterable of pairs (`sentences` is its
                 old name).
             prompt_name: which of the model's `prompts` to put before the first text of each pair.
-            prompt: the prompt itself; goes before `prompt_name` and the default prompt.
-            batch_size: at most this many pairs in a batch. Batches are cut by tokens, so it is
-                seldom needed.
+            prompt: the prompt itself; takes precedence over `prompt_name` and the default prompt.
+            batch_size: the most pairs in a batch. Seldom needed, since batches are limited by
+                tokens.
             show_progress_bar: None shows one when this package's logger is at INFO or DEBUG.
             activation_fn: "identity", "sigmoid", or a function of a tensor (imports torch), instead
                 of `self.activation_fn`.
-            apply_softmax: let the scores of the labels sum to 1, where there are several.
+            apply_softmax: make the scores of a pair's labels sum to 1, if there are several.
             convert_to_numpy: False gives a list of tensors.
             convert_to_tensor: True gives one tensor (imports torch).
-            device: None, or the reranker's own.
+            device: None, or the device that the reranker already uses.
             pool: not supported, and not needed: one reranker uses all cores.
-            chunk_size: as `pool`.
+            chunk_size: not supported, like `pool`.
             sentences: old name of `inputs`.
 
         Returns:
-            An array [pairs], or [pairs, labels] if there are several labels; for one pair, what it
-                has for it.
+            An array [pairs], or [pairs, labels] if there are several labels; for one pair, its
+            single row.
 
         """
         pairs, single = as_pairs(given(inputs, sentences, "predict needs pairs of texts"))
@@ -94,7 +94,7 @@ class Reranker(BaseEngine):
         if convert_to_tensor or not convert_to_numpy:
             result = to_torch(result, as_list=not convert_to_tensor)
         elif not pairs:
-            return np.array([])  # of float64, as there
+            return np.array([])  # float64, as CrossEncoder returns
         return result[0] if single else result
 
     def rank(
@@ -112,10 +112,10 @@ class Reranker(BaseEngine):
         pool: None = None,
         chunk_size: None = None,
     ) -> list[dict[str, Any]]:
-        """Sort `documents` by their score with `query`, the best first, as `CrossEncoder.rank` does.
+        """Sort `documents` by their score with `query`, best first, as `CrossEncoder.rank` does.
 
-        Gives `top_k` of them, or all, each as `{"corpus_id": index, "score": score}`, and with
-        `return_documents` also the "text". Equal scores keep the order of the documents. The other
+        Returns the best `top_k`, or all, each as `{"corpus_id": index, "score": score}`, with its
+        "text" if `return_documents`. Documents with equal scores keep their order. The other
         arguments are those of `predict`.
         """
         if self.num_labels != 1:
@@ -140,12 +140,12 @@ class Reranker(BaseEngine):
 
     @property
     def num_labels(self) -> int:
-        """Scores of each pair."""
+        """The number of scores of each pair."""
         return self.manifest.dim
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the scores of a pair are for."""
+        """The names of a pair's scores."""
         return self.manifest.labels
 
     def _check_max_seq_length(self, value: int) -> None:
@@ -156,11 +156,11 @@ class Reranker(BaseEngine):
 
 
 def activate(scores: Scores, activation: Activation) -> Scores:
-    """`scores` [pairs, labels] after an activation: its name, or a function of a tensor."""
+    """Apply an activation, a name or a function of a tensor, to `scores` [pairs, labels]."""
     if activation == "identity":
         return scores
     if activation == "sigmoid":
-        small: Scores = np.exp(-np.abs(scores))  # of the negative magnitude, which can't overflow
+        small: Scores = np.exp(-np.abs(scores))  # the exponent is never positive, so this can't overflow
         above: Scores = np.where(scores >= 0, np.float32(1), small)
         return above / (1 + small)
     if not callable(activation):
@@ -171,14 +171,14 @@ def activate(scores: Scores, activation: Activation) -> Scores:
 
 
 def softmax(scores: Scores) -> Scores:
-    """`scores` [pairs, labels], those of each pair made to sum to 1."""
+    """Return `scores` [pairs, labels] after a softmax over the labels of each pair."""
     exponents: Scores = np.exp(scores - scores.max(axis=1, keepdims=True))
     shares: Scores = exponents / exponents.sum(axis=1, keepdims=True)
     return shares
 
 
 def _finish(scores: Scores, activation: Activation, apply_softmax: bool | None) -> Scores:
-    """[pairs, labels] -> the same, or [pairs] if there is one label."""
+    """Apply activation and softmax: [pairs, labels] -> the same, or [pairs] for one label."""
     scores = activate(scores, activation)
     if scores.ndim > 1 and scores.shape[1] == 1:
         return scores[:, 0]

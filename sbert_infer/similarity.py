@@ -1,6 +1,6 @@
-"""The similarity functions of sentence-transformers, on numpy arrays or, where the caller has them, on tensors.
+"""The similarity functions of sentence-transformers, for numpy arrays and tensors.
 
-Four compare one vector of a text with one of another; MaxSim and its mean compare many with many.
+Four compare texts that have one vector each; MaxSim and its mean compare texts that have many.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ __all__ = [
 Array = npt.NDArray[np.floating[Any]]
 
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
-MULTI_SIMILARITIES = ("maxsim", "meanmaxsim")  # of texts that have a vector for each token
+MULTI_SIMILARITIES = ("maxsim", "meanmaxsim")  # for texts that have a vector for each token
 
 _MAX_PRODUCTS = 2**24  # numbers that MaxSim holds at once: 64 MB
-_NO_TOKENS = -1e9  # the score of a document without any vector: below all others, as in sentence-transformers
+_NO_TOKENS = -1e9  # score of a document without vectors, as in sentence-transformers
 
 
 def similarity(name: str, a: Any, b: Any) -> Any:
-    """All pairs: `a` [n, dim], `b` [m, dim] -> [n, m]. One vector counts as a collection of one."""
+    """Compare all pairs: `a` [n, dim], `b` [m, dim] -> [n, m]. A vector [dim] counts as one row."""
     if name in MULTI_SIMILARITIES:
         return maxsim(a, b, mean=name == "meanmaxsim")
     return _apply(_MATRIX[name], a, b)
 
 
 def pairwise_similarity(name: str, a: Any, b: Any) -> Any:
-    """Row by row: `a` [n, dim], `b` [n, dim] -> [n]."""
+    """Compare row by row: `a` [n, dim], `b` [n, dim] -> [n]."""
     if name in MULTI_SIMILARITIES:
         return maxsim_pairwise(a, b, mean=name == "meanmaxsim")
     return _apply(_ROWS[name], a, b)
 
 
 def maxsim(queries: Any, documents: Any, *, mean: bool = False) -> Any:
-    """The score of each document for each query, [queries, documents].
+    """Return the score of each document for each query, [queries, documents].
 
-    For each of a query's vectors the best dot product with any of the document's, summed up, or
-    with `mean` averaged. Either side is a list of [tokens, dim] arrays or tensors, one of those
-    alone, or an array [texts, tokens, dim], whose zero vectors are padding. A document without
-    vectors scores -1e9, below all others.
+    A score is the sum, or with `mean` the mean, over the query's vectors of the largest dot product
+    with any of the document's vectors. Either argument is a list of [tokens, dim] arrays or
+    tensors, a single one, or an array [texts, tokens, dim] in which zero vectors are padding. A
+    document without vectors scores -1e9, below all others.
     """
     return _as_given(_maxsim(_texts(queries), _texts(documents), mean), queries, documents)
 
 
 def maxsim_pairwise(queries: Any, documents: Any, *, mean: bool = False) -> Any:
-    """As `maxsim`, but of each query with the document at the same place only, [n]."""
+    """Return the `maxsim` score of each query with the document at the same index, [n]."""
     a, b = _texts(queries), _texts(documents)
     if len(a) != len(b):
         raise ValueError(f"{len(a)} queries can't be paired with {len(b)} documents")
@@ -93,13 +93,13 @@ def _maxsim(queries: list[Array], documents: list[Array], mean: bool) -> Array:
 
 
 def _firsts(lengths: list[int]) -> npt.NDArray[np.int64]:
-    """Where each of several begins if they stand end to end."""
+    """Return the start offset of each item if items of these lengths are concatenated."""
     counts = np.array(lengths, np.int64)
     return np.cumsum(counts) - counts
 
 
 def _chunks(which: list[int], texts: list[Array], most: int) -> Iterator[list[int]]:
-    """`which` of the texts in parts of at most `most` vectors, but one text at least."""
+    """Split the indices `which` into runs of at most `most` vectors, but at least one text."""
     ends = np.cumsum([len(texts[i]) for i in which])
     start = 0
     while start < len(which):
@@ -110,7 +110,7 @@ def _chunks(which: list[int], texts: list[Array], most: int) -> Iterator[list[in
 
 
 def _texts(x: Any) -> list[Array]:
-    """The vectors of each text, [tokens, dim]."""
+    """Return the vectors of each text, [tokens, dim]."""
     if isinstance(x, (list, tuple)):
         if any(np.ndim(text) != 2 for text in x):
             raise ValueError("MaxSim needs an array [tokens, dim] of each text")
@@ -123,7 +123,7 @@ def _texts(x: Any) -> list[Array]:
 
 
 def _apply(function: Callable[[Array, Array], Array], a: Any, b: Any) -> Any:
-    """Numpy in, numpy out; a tensor among the inputs makes the result a tensor on its device."""
+    """Call `function`; the result is a tensor if either input is one, on its device."""
     return _as_given(function(_rows(a), _rows(b)), a, b)
 
 
@@ -137,7 +137,7 @@ def _as_given(result: Array, a: Any, b: Any) -> Any:
 
 
 def _rows(x: Any) -> Array:
-    """A vector, a matrix or a list of vectors as [n, dim], in at least single precision."""
+    """Return a vector, a matrix or a list of vectors as [n, dim], in float32 or wider."""
     if isinstance(x, (list, tuple)):
         x = np.stack([_rows(row)[0] if np.ndim(row) == 1 else np.asarray(row) for row in x])
     if hasattr(x, "detach"):
@@ -150,7 +150,7 @@ def _rows(x: Any) -> Array:
 
 
 def unit_rows(x: Array) -> Array:
-    """Each row scaled to length 1; a zero row stays zero."""
+    """Scale each row to length 1; a zero row stays zero."""
     unit: Array = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
     return unit
 
@@ -162,7 +162,7 @@ def _euclidean(a: Array, b: Array) -> Array:
 
 
 def _manhattan(a: Array, b: Array) -> Array:
-    # Row by row: all pairs at once would take n * m * dim numbers.
+    # Row by row, because all pairs at once would take n * m * dim numbers.
     return -np.stack([np.abs(row - b).sum(1) for row in a]) if len(a) else np.zeros((0, len(b)), a.dtype)
 
 
@@ -180,12 +180,12 @@ _ROWS: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 
-# Sparse vectors: CSR matrices of scipy ---------------------------------------------------------------
+# Sparse vectors: scipy's CSR matrices -------------------------------------------------------------
 
 
 def sparse_similarity(name: str, a: Any, b: Any) -> Array:
-    """All pairs: CSR [n, dim], CSR [m, dim] -> [n, m]."""
-    if name == "manhattan":  # row by row, as there is no product for it
+    """Compare all pairs: CSR [n, dim], CSR [m, dim] -> [n, m]."""
+    if name == "manhattan":  # row by row, because no matrix product gives it
         return np.stack([_sparse_distances(name, a[[row] * b.shape[0]] - b) for row in range(a.shape[0])])
     if name == "cosine":
         a, b = _sparse_unit_rows(a), _sparse_unit_rows(b)
@@ -199,7 +199,7 @@ def sparse_similarity(name: str, a: Any, b: Any) -> Array:
 
 
 def sparse_pairwise_similarity(name: str, a: Any, b: Any) -> Array:
-    """Row by row: CSR [n, dim] twice -> [n]."""
+    """Compare row by row: CSR [n, dim], CSR [n, dim] -> [n]."""
     if name in ("manhattan", "euclidean"):
         return _sparse_distances(name, a - b)
     if name == "cosine":
@@ -222,7 +222,7 @@ def _sparse_unit_rows(rows: Any) -> Any:
 
 
 def as_csr(vectors: Any) -> Any:
-    """What `Engine.encode` gives, in any of its forms, as a CSR matrix."""
+    """Convert any result of `Engine.encode` for a sparse encoder to a CSR matrix."""
     if hasattr(vectors, "tocsr"):
         return vectors.tocsr()
     if isinstance(vectors, (list, tuple)) and vectors:
@@ -235,7 +235,7 @@ def as_csr(vectors: Any) -> Any:
 
 
 def scipy_sparse() -> Any:
-    """The module, or how to install it."""
+    """Import `scipy.sparse`, or raise an error that says how to install it."""
     try:
         return importlib.import_module("scipy.sparse")
     except ImportError as error:

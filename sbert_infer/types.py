@@ -1,4 +1,4 @@
-"""The small types that several packages share."""
+"""Small types that several packages share."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Pair = tuple[str, str]  # two texts that a reranker scores
 Text = str | Pair  # one row of a batch
 
 OnTruncate = Literal["warn", "error", "ignore"]  # what to do about a text over the model's limit
-Side = Literal["left", "right"]  # where such a text is cut
+Side = Literal["left", "right"]  # the end at which such a text is cut
 
-# Called with the name of a measurement and its value, from several threads.
+# A function that is called with the name of a measurement and its value, from several threads.
 Observe = Callable[[str, float], object]
 
 
 class Encoded(NamedTuple):
-    """The vectors of one call, and what they were made of."""
+    """The vectors of one call, with the number of tokens and of truncated texts."""
 
-    vectors: Any  # an array [texts, dim], or [dim] for one text; of a sparse encoder, `SparseRows`
-    tokens: int  # of all texts, prompts and special ones included, after truncation
-    truncated: int  # texts that were cut to the model's limit
+    vectors: Any  # an array [texts, dim], or [dim] for one text; `SparseRows` for a sparse encoder
+    tokens: int  # of all texts after truncation, including prompts and special tokens
+    truncated: int  # number of texts that were cut to the model's limit

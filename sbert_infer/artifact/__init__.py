@@ -14,7 +14,7 @@ __all__ = ["open_artifact"]
 
 
 def open_artifact(path: str | os.PathLike[str]) -> Artifact:
-    """Check the artifact at `path`, an ONNX model or a plan, and read its manifest and tokenizer."""
+    """Check the ONNX model or plan at `path`, and read its manifest and tokenizer."""
     path = Path(path)
     if path.is_dir():
         raise ArtifactError(f"{path} is a folder, not an artifact: run `sbert-export {path}` first")

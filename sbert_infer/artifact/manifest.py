@@ -1,4 +1,4 @@
-"""The manifest: what the runtime must know of an artifact beyond its graph and tokenizer."""
+"""The manifest: what the runtime must know about an artifact beyond its graph and tokenizer."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ __all__ = [
 
 FORMAT_VERSION = 1
 
-SENTENCE, TOKENS, SCORES = "sentence_embedding", "token_embeddings", "scores"  # outputs of a graph
-WEIGHTS, MULTI = "token_weights", "multi_vectors"  # of bge-m3: [batch, length], [batch, length, dim]
-SPARSE = "sparse_embedding"  # of a SPARSE_ENCODER: [batch, dim] as well, most of it zero
+# Names of a graph's outputs.
+SENTENCE, TOKENS, SCORES = "sentence_embedding", "token_embeddings", "scores"
+WEIGHTS, MULTI = "token_weights", "multi_vectors"  # bge-m3: [batch, length], [batch, length, dim]
+SPARSE = "sparse_embedding"  # of a SPARSE_ENCODER: [batch, dim], mostly zeros
 
-ENCODER, RERANKER, MULTI_VECTOR = "encoder", "reranker", "multi_vector"  # kinds of artifacts, and what opens each
+# Kinds of artifacts, each with its description and the class that opens it.
+ENCODER, RERANKER, MULTI_VECTOR = "encoder", "reranker", "multi_vector"
 SPARSE_ENCODER = "sparse_encoder"
 _OPENED_BY = {
     ENCODER: ("a sentence encoder", "Engine"),
@@ -43,7 +45,7 @@ _OPENED_BY = {
     SPARSE_ENCODER: ("a sparse encoder", "Engine"),
 }
 
-# Keys of the manifest that the first artifacts do not have: they mean the default.
+# Keys that were added to the manifest later. Where one is missing, it has its default.
 _ADDED = (
     "outputs",
     "kind",
@@ -59,7 +61,7 @@ _ADDED = (
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file beside the model that holds weights (models over 2 GB)."""
+    """A file of weights beside the model (for models over 2 GB)."""
 
     name: str
     size: int
@@ -68,7 +70,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that the runtime needs to know beyond the graph and the tokenizer."""
+    """Everything that the runtime needs to know beyond the graph and the tokenizer."""
 
     name: str
     architecture: str
@@ -76,8 +78,8 @@ class Manifest:
     dim: int
     max_length: int
     pooling: tuple[str, ...]
-    include_prompt: bool  # False: the graph has an optional input `prompt_length`
-    normalized: bool  # the graph's vectors have length 1
+    include_prompt: bool  # if False, the graph has an optional input `prompt_length`
+    normalized: bool  # whether the graph's vectors have length 1
     prompts: Mapping[str, str]
     default_prompt_name: str | None
     similarity: str
@@ -91,18 +93,21 @@ class Manifest:
     versions: Mapping[str, str]
     data_files: tuple[DataFile, ...] = ()
     format_version: int = FORMAT_VERSION
-    outputs: tuple[str, ...] = (SENTENCE,)  # of the graph; there may also be `token_embeddings`
-    kind: str = ENCODER  # or RERANKER, whose graph gives `scores` [batch, dim], one for each of its `labels`
-    activation: str = "identity"  # what a reranker's scores go through: identity or sigmoid
+    outputs: tuple[str, ...] = (SENTENCE,)  # names of the graph's outputs
+    kind: str = ENCODER  # a RERANKER's graph gives `scores` [batch, dim], one for each of `labels`
+    activation: str = "identity"  # applied to a reranker's scores: identity or sigmoid
     labels: tuple[str, ...] = ()
-    token_types: bool = False  # the graph has an input `token_type_ids`: 1 for the second text of a pair
-    max_active_dims: int | None = None  # how many numbers of a sparse vector stay, the largest; None: all
-    unweighted_ids: tuple[int, ...] = ()  # with `token_weights`: tokens that have none
-    head: tuple[str, ...] = ()  # with token vectors: modules behind the pooling, other than a Normalize at the end
-    roles: Mapping[str, Any] | None = None  # of a MULTI_VECTOR: how the texts of each role are prepared
+    token_types: bool = False  # whether the graph has an input `token_type_ids`
+    max_active_dims: int | None = None  # largest values kept of a sparse vector; None for all
+    unweighted_ids: tuple[int, ...] = ()  # with `token_weights`: tokens without a weight
+    head: tuple[str, ...] = ()  # with token vectors: modules after pooling, but for a final Normalize
+    roles: Mapping[str, Any] | None = None  # MULTI_VECTOR: how to prepare the texts of each role
 
     def to_json(self) -> str:
-        """The manifest as JSON, which older versions can read unless it says something that they do not know."""
+        """Return the manifest as JSON, without later keys that have their default.
+
+        Versions that do not know such a key can then still read it.
+        """
         entries = asdict(self)
         for name in _ADDED:
             if getattr(self, name) == getattr(type(self), name):
@@ -111,7 +116,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Read a manifest; an unknown or missing key raises, since dropping one could change the vectors."""
+        """Read a manifest. An unknown or missing key raises, as it could change the vectors."""
         entries = dict(json.loads(text))
         found = entries.get("format_version")
         if not isinstance(found, int) or found > FORMAT_VERSION:
@@ -128,7 +133,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Artifact:
-    """An artifact whose bytes have been checked."""
+    """An open artifact whose bytes have been checked."""
 
     path: Path
     manifest: Manifest
@@ -136,7 +141,7 @@ class Artifact:
 
 
 def check_kind(artifact: Artifact, kinds: Sequence[str], opener: str) -> None:
-    """Raise, naming the class that opens it, unless `artifact` is of one of the `kinds` that `opener` opens."""
+    """Raise unless `artifact` is of one of the `kinds` that the class `opener` can open."""
     found = artifact.manifest.kind
     if found not in _OPENED_BY:
         raise ArtifactError(f"{artifact.path} is a {found}, which this sbert-infer does not know: upgrade sbert-infer")

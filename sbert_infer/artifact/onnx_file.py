@@ -1,11 +1,11 @@
-"""The artifact: one ONNX file that also carries its manifest and tokenizer. The contract between export and runtime.
+"""The ONNX artifact: one ONNX file that also holds its manifest and tokenizer.
 
     graph bytes | tokenizer entry | manifest entry | seal entry
                 ^ offset                           ^ sha256 of everything before
 
-Each entry is an ONNX metadata property; protobuf messages concatenate, so the file stays an
-ordinary model. The seal has a fixed size, so all of it is read from the end, and checked, before
-any parser or native library sees the file.
+Each entry is an ONNX metadata property. Protobuf messages can be concatenated, so the file remains
+an ordinary ONNX model. The seal has a fixed size, so everything can be read from the end of the
+file and checked before any parser or native library sees it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from sbert_infer.errors import ArtifactError, CorruptError
 
 __all__ = ["PRODUCER", "append_metadata", "open_onnx_file", "sha256"]
 
-PRODUCER = "sbert-infer"  # the model's producer_name, near the file's start: tells a torn artifact from a foreign file
+# The model's producer_name, near the start of the file: tells a damaged artifact from another file.
+PRODUCER = "sbert-infer"
 _METADATA_PROPS = 14  # ModelProto's field number
 _TOKENIZER, _MANIFEST, _SEAL = "sbert_infer.tokenizer", "sbert_infer.manifest", "sbert_infer.seal"
 
 
 def append_metadata(file: BinaryIO, manifest: Manifest, tokenizer_json: str) -> None:
-    """Turn a file that holds just an ONNX model into an artifact. `file` is open for reading and writing."""
+    """Turn a plain ONNX model into an artifact. `file` must be open for reading and writing."""
     offset = file.seek(0, 2)
     file.write(_entries(tokenizer_json, manifest.to_json()))
     file.flush()
@@ -40,7 +41,7 @@ def append_metadata(file: BinaryIO, manifest: Manifest, tokenizer_json: str) -> 
 
 
 def sha256(file: BinaryIO) -> str:
-    """The hash of the rest of an open file."""
+    """Return the hash of an open file, from its current position to its end."""
     digest = hashlib.sha256()
     while chunk := file.read(1 << 20):
         digest.update(chunk)
@@ -51,7 +52,8 @@ def open_onnx_file(path: Path) -> Artifact:
     """Check the ONNX artifact at `path`, and read its manifest and tokenizer."""
     with path.open("rb") as file:
         try:
-            # Unmapped with its last view: an error's traceback still holds some, so closing it here would fail.
+            # Not closed here: that would fail while the traceback of an error holds a view of it.
+            # The file is unmapped when its last view is gone.
             return _read(path, memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
         except (ValueError, KeyError, TypeError) as error:  # empty file; malformed protobuf, JSON, UTF-8 or manifest
             raise CorruptError(f"{path}: not a readable artifact ({error})") from error
@@ -65,8 +67,8 @@ def _read(path: Path, data: memoryview) -> Artifact:
         raise CorruptError("its bytes have changed since it was written (sha256 differs); export or copy it again")
     entries = dict(_parse_entry(content) for _, content in protobuf_fields(body[offset:]))
     manifest = Manifest.from_json(entries[_MANIFEST])
-    # Nothing else may stand there: a parser would merge it into the graph. This checks the offset,
-    # too.
+    # A parser would merge any further fields into the graph, so there must be none. This also
+    # checks the offset.
     if body[offset:] != _entries(entries[_TOKENIZER], entries[_MANIFEST]):
         raise CorruptError("its end is damaged; export or copy it again")
     _check_data_files(path, manifest, external_locations(body[:offset]))
@@ -74,7 +76,7 @@ def _read(path: Path, data: memoryview) -> Artifact:
 
 
 def _unseal(data: memoryview) -> tuple[memoryview, int, str]:
-    """Split off the seal: what it covers, where the appended entries begin, and the hash it holds."""
+    """Split off the seal; return the bytes before it, the offset of the entries, and the hash."""
     size = len(_seal("0" * 64, 0))
     body, seal = data[: max(0, len(data) - size)], bytes(data[max(0, len(data) - size) :])
     digest, _, offset = seal[-81:].decode("ascii", "replace").partition("@")

@@ -1,13 +1,12 @@
 """The plan: an uncompressed zip with the model in FP16 and TensorRT engines built from it.
 
-    manifest.json      what the model is, which engines there are, size and sha256 of every other member
+    manifest.json      the model, the TensorRT engines, and size and sha256 of every other member
     tokenizer.json
     model.onnx         FP16 weights, standard operators: for TensorRT, and for onnxruntime on a GPU
-    cpu.onnx           the graph for CPUs; its weights are those inside model.onnx, widened when it is opened
-    engines/...        none or more, each named by the runtime, its version and the GPU it is for
+    cpu.onnx           the graph for CPUs, which uses the weights in model.onnx, widened on opening
+    engines/...        TensorRT engines, if any, named by runtime, version and GPU
 
-The zip's comment holds the sha256 of manifest.json, so nothing is used before its bytes have been
-checked.
+The zip's comment holds the sha256 of manifest.json, so every member is checked before it is used.
 """
 
 from __future__ import annotations
@@ -32,40 +31,40 @@ PLAN_VERSION = 1
 MAGIC = b"PK\x03\x04"
 MANIFEST, TOKENIZER, MODEL, CPU_GRAPH = "manifest.json", "tokenizer.json", "model.onnx", "cpu.onnx"
 
-_DAWN_OF_ZIP = (1980, 1, 1, 0, 0, 0)  # the date of every member: the same content gives the same bytes
+_DAWN_OF_ZIP = (1980, 1, 1, 0, 0, 0)  # date of every member, so that the same content gives the same bytes
 
 
 @dataclass(frozen=True)
 class EngineFile:
-    """An engine inside a plan. It runs on this TensorRT and this kind of GPU only."""
+    """A TensorRT engine inside a plan. It runs only on this TensorRT and this kind of GPU."""
 
     runtime: str  # tensorrt or tensorrt_rtx
     version: str
     target: str  # compute capability, such as sm89
-    gpu: str = ""  # the model of GPU that it was tuned on, such as NVIDIA L4; TensorRT-RTX needs no such thing
+    gpu: str = ""  # model of GPU that it was tuned on, such as NVIDIA L4; empty for TensorRT-RTX
 
     @property
     def name(self) -> str:
-        """The member that holds it."""
+        """The name of the member that holds this engine."""
         gpu = "".join(f"-{word}" for word in re.findall(r"[A-Za-z0-9]+", self.gpu))
         return f"engines/{self.runtime}-{self.version}-{self.target}{gpu}.engine"
 
     def describe(self) -> str:
-        """In a few words."""
+        """Return a short description."""
         return f"{self.runtime} {self.version} for {self.gpu or self.target}"
 
 
 @dataclass(frozen=True)
 class Plan(Artifact):
-    """An opened plan. Its members are checked when they are read."""
+    """An open plan. Its members are checked when they are read."""
 
     engines: tuple[EngineFile, ...]
-    profiles: tuple[Profile, ...]  # of every engine, inside or still to be built
-    pooling: str  # where tokens become a sentence: "graph", or "kernel" after it
+    profiles: tuple[Profile, ...]  # of every TensorRT engine, in the plan or built later
+    pooling: str  # where token vectors are pooled: in the "graph", or by a "kernel" after it
     members: Mapping[str, tuple[int, str]]  # name -> size, sha256
 
     def read(self, name: str) -> bytes:
-        """The bytes of a member, checked."""
+        """Return the bytes of a member after checking its size and hash."""
         size, digest = self.members[name]
         with _archive(self.path) as archive:
             content = archive.read(name)
@@ -75,7 +74,7 @@ class Plan(Artifact):
 
 
 def is_plan(path: Path) -> bool:
-    """Whether the file begins as a plan does."""
+    """Return whether the file starts like a plan."""
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 
@@ -110,7 +109,7 @@ def write_plan(
 
 
 def open_plan(path: Path) -> Plan:
-    """Check the plan's manifest and tokenizer and read them. The other members are checked when they are used."""
+    """Check and read the plan's manifest and tokenizer. Other members are checked when used."""
     with _archive(path) as archive:
         plan = _parse(path, _head(archive))
         if odd := set(archive.namelist()) ^ {MANIFEST, *plan.members}:
@@ -120,14 +119,14 @@ def open_plan(path: Path) -> Plan:
 
 @contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """The zip at `path`. Every error within names it."""
+    """Open the zip at `path`; errors raised within this context name the file."""
     with path.open("rb") as file:
         try:
             with zipfile.ZipFile(file) as archive:
                 yield archive
         except ArtifactError as error:
             raise type(error)(f"{path}: {error}") from error.__cause__
-        except Exception as error:  # zipfile, and what it unpacks with, raise anything on damaged files
+        except Exception as error:  # zipfile and its decompressors may raise anything on damaged files
             raise CorruptError(f"{path}: damaged ({error}); export or copy it again") from error
 
 
@@ -136,7 +135,7 @@ def _head(archive: zipfile.ZipFile) -> dict[str, Any]:
     if b'"plan_version"' not in content:
         raise ArtifactError("a zip, but not a plan of sbert-infer; make one with `sbert-export CHECKPOINT --fp16`")
     if hashlib.sha256(content).hexdigest().encode() != archive.comment:
-        raise CorruptError("damaged (its manifest does not have the sha256 that was noted); export or copy it again")
+        raise CorruptError("damaged (its manifest does not have the recorded sha256); export or copy it again")
     head = dict(json.loads(content))
     if not isinstance(head.get("plan_version"), int) or head["plan_version"] > PLAN_VERSION:
         found = head.get("plan_version")
@@ -151,7 +150,7 @@ def _parse(path: Path, head: Mapping[str, Any]) -> Plan:
     return Plan(
         path,
         Manifest.from_json(json.dumps(head["model"])),
-        tokenizer_json="",  # read later
+        tokenizer_json="",  # filled in by `open_plan`
         engines=tuple(EngineFile(**entry) for entry in head["engines"]),
         profiles=tuple(Profile(**entry) for entry in head["profiles"]),
         pooling=str(head["pooling"]),

@@ -1,4 +1,4 @@
-"""The shapes an engine is built for: a few length buckets, each with its batch sizes."""
+"""The shapes that a TensorRT engine is built for: a few length buckets, each with batch sizes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from sbert_infer.text.batching import bucket_edges
 
 __all__ = ["Profile", "make_profiles", "most_tokens"]
 
-# Lengths are rounded up to this: tensor cores take FP16 operands in blocks of 8.
+# Lengths are rounded up to a multiple of this: tensor cores take FP16 operands in blocks of 8.
 _LENGTH_MULTIPLE = 8
-# Texts of fewer tokens are rare.
+# Texts with fewer tokens than this are rare.
 _SHORTEST_DEFAULT = 8
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One length bucket of an engine. Texts in it are always padded to `length`, so that only the batch varies."""
+    """One length bucket. Its texts are always padded to `length`, so only the batch size varies."""
 
     length: int  # tokens of the longest text in it: a bucket edge
-    best_batch: int  # texts it is tuned for
-    max_batch: int  # texts at most
+    best_batch: int  # the batch size it is tuned for, in texts
+    max_batch: int  # the largest batch size
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """The batch sizes that run, ascending: a smaller batch is padded to the next, so that few shapes exist.
+        """The batch sizes that run, ascending.
+
+        Other batches are padded to the next size, so that there are few shapes.
 
         >>> Profile(length=128, best_batch=20, max_batch=20).batches
         (1, 2, 4, 8, 16, 20)
@@ -38,18 +40,18 @@ class Profile:
 
 
 def most_tokens(profiles: Sequence[Profile]) -> int:
-    """The largest budget for which a batch of any length, padding included, stays within its profile."""
+    """Return the largest token budget, padding included, that fits every profile."""
     return min((profile.max_batch + 1) * profile.length - 1 for profile in profiles)
 
 
 def make_profiles(
     lengths: npt.NDArray[np.int64] | None, longest: int, max_batch_tokens: int, count: int = 6
 ) -> tuple[Profile, ...]:
-    """At most `count` buckets that pad texts of these `lengths` the least, up to `longest` tokens.
+    """Return at most `count` buckets, up to `longest` tokens, that pad texts of `lengths` least.
 
-    Without `lengths`, texts from 8 to 16 tokens are taken to be as much work as those from 16 to
-    32, and so on: short texts are many, long ones are few. The buckets that follow from it waste a
-    like share of work at every length.
+    Without `lengths`, texts of 8 to 16 tokens are assumed to be as much work as those of 16 to 32,
+    and so on: short texts are many, long ones are few. The resulting buckets waste about the same
+    share of work at every length.
 
     >>> [profile.length for profile in make_profiles(None, longest=512, max_batch_tokens=8192)]
     [16, 32, 64, 136, 272, 512]
@@ -66,6 +68,6 @@ def make_profiles(
 
 
 def _profile(length: int, max_batch_tokens: int) -> Profile:
-    """The planner fills batches to the budget, so the largest batch is also the most frequent: tuned for that."""
+    """Return a profile tuned for its largest batch: batching fills batches to the token budget."""
     batch = max(1, max_batch_tokens // length)
     return Profile(length, best_batch=batch, max_batch=batch)

@@ -1,4 +1,4 @@
-"""Just enough of protobuf's wire format to look into an ONNX file without a parser or a native library."""
+"""Just enough of protobuf's wire format to inspect an ONNX file without a native library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["bytes_field", "external_locations", "fields"]
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
-# Message -> field number -> message of that field: the paths on which ONNX can hold a tensor.
+# Message -> field number -> message in that field: all paths to a tensor in an ONNX model.
 _CHILDREN: dict[str, dict[int, str]] = {
     "Model": {7: "Graph", 20: "Training", 25: "Function"},
     "Training": {1: "Graph", 2: "Graph"},
@@ -23,7 +23,10 @@ _TENSOR_EXTERNAL_DATA = 13
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """The length-delimited fields of one message, as (number, content). Raises ValueError on malformed bytes."""
+    """Yield the length-delimited fields of a message as (number, content).
+
+    Raises ValueError on malformed bytes.
+    """
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -45,12 +48,12 @@ def fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def bytes_field(number: int, content: bytes) -> bytes:
-    """One length-delimited field, ready to be appended to a message."""
+    """Encode a length-delimited field that can be appended to a message."""
     return _encode_varint(number << 3 | _BYTES) + _encode_varint(len(content)) + content
 
 
 def external_locations(model: memoryview) -> set[str]:
-    """The files that the tensors of an ONNX model say they are stored in."""
+    """Return the names of the external files that the tensors of an ONNX model are stored in."""
     found: set[str] = set()
     todo: list[tuple[str, memoryview]] = [("Model", model)]
     while todo:

@@ -1,1 +1,1 @@
-"""Backends: what turns a batch into numbers, and how one is chosen."""
+"""Backends, which run batches of token ids through a model, and the choice among them."""

@@ -1,4 +1,4 @@
-"""The contract between runtime and backends: a batch goes in, named outputs of the model come out."""
+"""The contract between runtime and backends: a batch goes in, named model outputs come out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Batch:
 
     ids: Ids  # [rows, length]
     mask: Ids  # [rows, length]: 1 for tokens that are attended to
-    token_types: Ids | None = None  # [rows, length]: 1 for the second text of a pair; None for all 0
+    token_types: Ids | None = None  # [rows, length]: 1 for the second text of a pair; None: all 0
     prompt_length: int = 0  # leading tokens of every row that pooling leaves out
 
     @property
@@ -38,19 +38,19 @@ class Backend(Protocol):
     workers: int
     threads: int
     max_batch_tokens: int
-    min_batch_tokens: int  # a small call is shared among the workers in batches no smaller than this
-    edges: tuple[int, ...] | None  # the only lengths that it runs, or None for any
-    outputs: tuple[str, ...]  # that it can give, by their names in the graph
+    min_batch_tokens: int  # a small call is split among the workers into batches no smaller than this
+    edges: tuple[int, ...] | None  # the only lengths that can run, or None for any
+    outputs: tuple[str, ...]  # names of the graph's outputs that it can return
 
     def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> list[Array]:
-        """Run a batch and return `outputs`, each [rows, ...], in their order.
+        """Run a batch and return the `outputs` in that order, each [rows, ...].
 
-        `alone` says that no other batch of this call runs at the same time.
+        `alone` means that no other batch of this call runs at the same time.
         """
         ...
 
     def describe(self) -> str:
-        """What runs and where, in a few words."""
+        """Return a short description of what runs and where."""
         ...
 
     def close(self) -> None:

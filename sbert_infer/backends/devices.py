@@ -1,4 +1,4 @@
-"""Where a model runs: the CPU, or one or more GPUs."""
+"""Names of the devices that a model runs on: the CPU, or one or more GPUs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Device = str | Sequence[str] | None
 
 
 def gpu_indices(device: Device) -> tuple[int, ...]:
-    """The GPUs that `device` names: none for "cpu", 0 for "cuda", 1 for "cuda:1", 0 and 1 for ["cuda:0", "cuda:1"].
+    """Return the indices of the GPUs that `device` names: none for "cpu", 0 for "cuda".
 
     >>> gpu_indices(["cuda:0", "cuda:2"])
     (0, 2)
     """
-    names = [str(name) for name in (device if isinstance(device, list | tuple) else [device])]  # torch.device, too
+    names = [str(name) for name in (device if isinstance(device, list | tuple) else [device])]  # or torch.device
     if names == ["cpu"]:
         return ()
     found = [re.fullmatch(r"cuda(?::(\d+))?", name) for name in names]

@@ -1,7 +1,7 @@
-"""onnxruntime on the CPU: one session, single-threaded runs, called by as many threads as there are cores.
+"""onnxruntime on the CPU: one session, in which each core runs a batch of its own.
 
-A batch that is alone has all the cores to itself: for those there is a second, multi-threaded
-session, made when it is first worth it. See docs/adr/0007 for the measurements behind this.
+A batch that runs alone may use all cores: for those there is a second, multi-threaded session,
+opened when it is first worth it. See docs/adr/0007 for the measurements behind this.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from sbert_infer.errors import EngineError
 
 __all__ = ["OnnxBackend"]
 
-# Activations of a batch this large stay in the cache; half or double of it makes no difference that
-# can be measured.
+# The activations of a batch of this size stay in the cache. Half or twice the size makes no
+# measurable difference.
 _MAX_BATCH_TOKENS = 512
-# The second session holds the weights once more: not for models whose file is larger than this.
+# The second session holds another copy of the weights, so larger models do without it.
 _MAX_SECOND_SESSION_BYTES = 512 * 2**20
-# Nor while runs overlap now and then: one that begins beside a multi-threaded run takes a core from
-# it, and all of its threads wait for the one that has none, at each of a hundred steps.
+# The second session is not used until runs have not overlapped for this long. A run that starts
+# beside a multi-threaded one takes a core from it, and at each of a hundred steps all of that run's
+# threads wait for the one without a core.
 _CALM_S = 0.5
 
 
@@ -36,7 +37,7 @@ class OnnxBackend:
 
     device = "cpu"
     edges: tuple[int, ...] | None = None
-    # A batch smaller than this is not worth a hand-over to another worker.
+    # A smaller batch is not worth handing to another worker.
     min_batch_tokens = 64
 
     def __init__(
@@ -56,16 +57,16 @@ class OnnxBackend:
         self.outputs = self._graph.outputs
         self._lock = threading.Lock()
         self._running = 0
-        self._overlapped = -math.inf  # when a run last began beside another
+        self._overlapped = -math.inf  # time at which a run last started while another was running
         self._lone_runs = 0
         self._lone_session: Any = None
         _before_fork(self._drop_lone_session)
-        # A user who sets the threads or the workers has decided how the cores are to be used.
+        # A user who sets the threads or the workers has decided how to use the cores.
         small = model.size <= _MAX_SECOND_SESSION_BYTES
         self._share_cores = threads is None and workers is None and self.workers > 1 and small
 
     def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> list[Array]:
-        """Run a batch and return `outputs`, each [rows, ...], in their order."""
+        """Run a batch and return the `outputs` in that order, each [rows, ...]."""
         try:
             session = self._begin(alone)
             if session is None:
@@ -81,7 +82,7 @@ class OnnxBackend:
                 self._running -= 1
 
     def describe(self) -> str:
-        """What runs and where, in a few words."""
+        """Return a short description of what runs and where."""
         version = import_onnxruntime().__version__
         return f"onnxruntime {version} on CPU, {self.workers} workers x {self.threads} threads"
 
@@ -92,7 +93,10 @@ class OnnxBackend:
             self._share_cores = False
 
     def _begin(self, alone: bool) -> Any:
-        """The session for the next run: the one with all cores if runs come one by one, but not for their first."""
+        """Count a run as started and return its session.
+
+        That is the multi-threaded one if runs come one at a time, but not for the first of them.
+        """
         with self._lock:
             self._running += 1
             now = time.monotonic()
@@ -106,13 +110,16 @@ class OnnxBackend:
             return self._lone_session or self._session
 
     def _drop_lone_session(self) -> None:
-        """Its threads would not survive a fork, and a child that frees it would wait for them forever."""
+        """Drop the multi-threaded session before a fork.
+
+        Its threads do not survive a fork, and a child that freed it would wait for them forever.
+        """
         with self._lock:
             self._lone_session = None
 
 
 def _before_fork(method: Callable[[], None]) -> None:
-    """Call `method` before each fork for as long as its object lives."""
+    """Call `method` before each fork, as long as its object lives."""
     reference = weakref.WeakMethod(method)
 
     def call() -> None:

@@ -1,4 +1,4 @@
-"""onnxruntime on GPUs: a session for each, inputs and outputs bound to the device's memory."""
+"""onnxruntime on GPUs: one session for each, with inputs and outputs in the GPU's memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sbert_infer.errors import EngineError
 
 __all__ = ["OnnxCudaBackend"]
 
-_MAX_BATCH_TOKENS = 16384  # not measured: a GPU wants batches much larger than a CPU's
+_MAX_BATCH_TOKENS = 16384  # not measured; a GPU needs much larger batches than a CPU
 _WORKERS_PER_GPU = 2  # while one copies, the other computes
-_MEMORY = "cuda"  # what onnxruntime calls a GPU's memory
+_MEMORY = "cuda"  # onnxruntime's name for a GPU's memory
 
 
 class OnnxCudaBackend:
@@ -30,7 +30,7 @@ class OnnxCudaBackend:
         self.device = ",".join(f"cuda:{gpu}" for gpu in gpus)
         self.workers = _WORKERS_PER_GPU * len(gpus)
         self.max_batch_tokens = self.min_batch_tokens = max_batch_tokens or _MAX_BATCH_TOKENS
-        self._free: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # GPU and session, one entry for each worker
+        self._free: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # (GPU, session) for each idle worker
         self._closed = False
         sessions = [(gpu, _open(model, gpu)) for gpu in gpus]
         self._graph = Graph.of(sessions[0][1])
@@ -40,7 +40,7 @@ class OnnxCudaBackend:
                 self._free.put(entry)
 
     def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> list[Array]:
-        """Run a batch and return `outputs`, each [rows, ...], in their order."""
+        """Run a batch and return the `outputs` in that order, each [rows, ...]."""
         gpu, session = self._free.get()
         try:
             if self._closed:
@@ -54,21 +54,21 @@ class OnnxCudaBackend:
             self._free.put((gpu, session))
 
     def describe(self) -> str:
-        """What runs and where, in a few words."""
+        """Return a short description of what runs and where."""
         return f"onnxruntime {import_onnxruntime().__version__} on {self.device}"
 
     def close(self) -> None:
         """Free the model. A second call does nothing."""
         if not self._closed:
             self._closed = True
-            for _ in range(self.workers):  # runs that are under way end first
+            for _ in range(self.workers):  # wait until all workers are idle
                 self._free.get()
             for _ in range(self.workers):
                 self._free.put((0, None))
 
 
 def _open(model: OnnxModel, gpu: int) -> Any:
-    """A session that really is on the GPU: onnxruntime falls back to the CPU without a word."""
+    """Open a session and check that it uses the GPU: onnxruntime silently falls back to the CPU."""
     onnxruntime = import_onnxruntime()
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         fix = "pip uninstall -y onnxruntime && pip install 'sbert-infer[gpu]'"

@@ -1,4 +1,4 @@
-"""An ONNX model, in a file or in a plan, and how onnxruntime opens it."""
+"""ONNX models, in a file or in a plan, and onnxruntime sessions that run them."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ class FileModel:
     """A model in a file of its own."""
 
     path: Path
-    fused: bool = True  # by the export, for onnxruntime
+    fused: bool = True  # whether the export fused the graph for onnxruntime
 
     @property
     def size(self) -> int:
-        """Bytes that the weights take in memory, about."""
+        """Approximate size of the weights in memory, in bytes."""
         return self.path.stat().st_size
 
     def read(self) -> tuple[str | bytes, dict[str, bytes]]:
-        """The model or where it is, and the files that its weights are in."""
+        """Return the model's path or bytes, and the contents of further files with its weights."""
         return str(self.path), {}
 
 
 @dataclass(frozen=True)
 class PlanModel:
-    """A graph inside a plan, read and checked anew for each session, so that its bytes need not be kept."""
+    """A graph inside a plan. It is read again for each session, so its bytes are not kept."""
 
     plan: Plan
-    name: str  # CPU_GRAPH, whose FP16 weights are those in MODEL and become FP32 on opening, or MODEL
+    name: str  # MODEL, or CPU_GRAPH, which uses the FP16 weights in MODEL and widens them to FP32
 
     @property
     def path(self) -> Path:
-        """The plan's file."""
+        """The path of the plan."""
         return self.plan.path
 
     @property
     def fused(self) -> bool:
-        """Whether the export fused it for onnxruntime."""
+        """Whether the export fused the graph for onnxruntime."""
         return self.name == CPU_GRAPH
 
     @property
     def size(self) -> int:
-        """Bytes that the weights take in memory, about."""
+        """Approximate size of the weights in memory, in bytes."""
         return self.plan.members[MODEL][0] * (2 if self.name == CPU_GRAPH else 1)
 
     def read(self) -> tuple[str | bytes, dict[str, bytes]]:
-        """The model, and the files that its weights are in."""
+        """Return the model's bytes, and the contents of further files with its weights."""
         files = {MODEL: self.plan.read(MODEL)} if self.name == CPU_GRAPH else {}
         return self.plan.read(self.name), files
 
@@ -69,35 +69,35 @@ OnnxModel = FileModel | PlanModel
 
 @dataclass(frozen=True)
 class Graph:
-    """Names of the inputs that a session needs, and of the outputs that it gives."""
+    """Names of the inputs that a session needs and of the outputs that it returns."""
 
     inputs: frozenset[str]
     outputs: tuple[str, ...]
 
     @classmethod
     def of(cls, session: Any) -> Graph:
-        """Read the graph that `session` runs."""
+        """Return the names of the inputs and outputs of `session`."""
         needed = frozenset(value.name for value in session.get_inputs())
         return cls(needed, tuple(value.name for value in session.get_outputs()))
 
     def feed(self, batch: Batch) -> dict[str, npt.NDArray[np.int64]]:
-        """Arrays of `batch` by the names of the graph's inputs."""
+        """Return the arrays of `batch` by the names of the graph's inputs."""
         arrays = {"input_ids": batch.ids, "attention_mask": batch.mask}
         if "token_type_ids" in self.inputs:
             arrays["token_type_ids"] = np.zeros_like(batch.ids) if batch.token_types is None else batch.token_types
-        if batch.prompt_length or "prompt_length" in self.inputs:  # where it is not needed, its default is 0
+        if batch.prompt_length or "prompt_length" in self.inputs:  # if not listed, its default is 0
             arrays["prompt_length"] = np.array(batch.prompt_length)
         return arrays
 
 
 def open_session(model: OnnxModel, threads: int, providers: Sequence[Any] = ("CPUExecutionProvider",)) -> Any:
-    """A session with `threads` threads for each run."""
+    """Open a session that uses `threads` threads for each run."""
     onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    if model.fused:  # the export did better than onnxruntime's own fusions, which would undo some of it
+    if model.fused:  # onnxruntime's own fusions would undo some of the export's, which are better
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     with ExitStack() as stack:
         content = _place(model, options, stack)
@@ -108,14 +108,14 @@ def open_session(model: OnnxModel, threads: int, providers: Sequence[Any] = ("CP
 
 
 def _place(model: OnnxModel, options: Any, stack: ExitStack) -> str | bytes:
-    """The model, or where it is. Files with its weights are put where onnxruntime finds them."""
+    """Return the model's path or bytes, and make its further weights available to onnxruntime."""
     content, files = model.read()
     if not files:
         return content
     if hasattr(options, "add_external_initializers_from_files_in_memory"):
         sizes = [len(file) for file in files.values()]
         options.add_external_initializers_from_files_in_memory(list(files), list(files.values()), sizes)
-        stack.callback(files.clear)  # it keeps no reference to the bytes, so we do, until the session is there
+        stack.callback(files.clear)  # onnxruntime keeps no reference: hold the bytes until it has loaded them
         return content
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="sbert-infer-")))  # onnxruntime before 1.24
     for name, data in {**files, CPU_GRAPH: content}.items():
@@ -124,12 +124,12 @@ def _place(model: OnnxModel, options: Any, stack: ExitStack) -> str | bytes:
 
 
 def import_onnxruntime() -> Any:
-    """Import onnxruntime, or say how to install or repair it."""
+    """Import onnxruntime, or raise an error that says how to install or repair it."""
     try:
         import onnxruntime
     except ImportError as error:
         raise EngineError("onnxruntime is not installed: pip install 'sbert-infer[cpu]'") from error
-    if not hasattr(onnxruntime, "InferenceSession"):  # what uninstalling one of two onnxruntime packages leaves
+    if not hasattr(onnxruntime, "InferenceSession"):  # left by uninstalling one of two onnxruntime packages
         fix = "pip uninstall -y onnxruntime onnxruntime-gpu, then install the one you need"
         raise EngineError(f"the installed onnxruntime is broken: {fix}")
     return onnxruntime

@@ -1,14 +1,14 @@
-"""Which backend runs an artifact: the best that the machine allows.
+"""The choice of a backend for an artifact: the best one that works on this machine.
 
 For a plan, in this order:
 
-1. an engine inside it that fits this GPU and this TensorRT;
-2. an engine built from the model inside it, on this machine, kept in the user's cache folder;
+1. a TensorRT engine inside it for this GPU and this version of TensorRT;
+2. a TensorRT engine built from the model inside it, on this machine, kept in the user's cache;
 3. onnxruntime on the GPU;
-4. onnxruntime on the CPU, the weights widened to FP32.
+4. onnxruntime on the CPU, with the weights widened to FP32.
 
-Building, and each step from there on, is a warning that says why, or an error if the user is
-strict.
+If a TensorRT engine has to be built, or for steps 3 and 4, a warning says why; with `strict`, that
+is an error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What the user of an engine may set."""
+    """Options for running a model that users of an engine can set."""
 
     device: Device = None
     strict: bool = False
@@ -53,14 +53,14 @@ class BackendOptions:
 
 
 def open_backend(artifact: Artifact, options: BackendOptions) -> Backend:
-    """The backend for `artifact`."""
+    """Open the best backend for `artifact`."""
     if isinstance(artifact, Plan):
         return _open_plan(artifact, options)
     model = FileModel(artifact.path, fused=artifact.manifest.fusion.get("attention", 0) > 0)
     gpus = gpu_indices("cpu" if options.device is None else options.device)
     if not gpus:
         return _onnxruntime_cpu(model, options)
-    if artifact.manifest.precision == "int8":  # onnxruntime would run its products on the CPU, without a word
+    if artifact.manifest.precision == "int8":  # onnxruntime would silently run its products on the CPU
         raise EngineError(f"{artifact.path}: 8-bit is for CPUs; for a GPU export it with --fp16")
     if problem := cuda.driver_problem():
         raise EngineError(f"{artifact.path}: can't run on {options.device}: {problem}")
@@ -69,7 +69,7 @@ def open_backend(artifact: Artifact, options: BackendOptions) -> Backend:
 
 def _open_plan(plan: Plan, options: BackendOptions) -> Backend:
     gpus = gpu_indices("cuda" if options.device is None else options.device)
-    if not gpus:  # the user's own choice: no step down
+    if not gpus:  # chosen by the user, so there is nothing to warn about
         return _onnxruntime_cpu(PlanModel(plan, CPU_GRAPH), options)
     backend, why = _on_gpu(plan, gpus, options)
     if backend is None and options.device is not None:
@@ -77,7 +77,7 @@ def _open_plan(plan: Plan, options: BackendOptions) -> Backend:
     if why and options.strict:
         if backend is not None:
             backend.close()
-        raise EngineError(f"{plan.path}: no engine inside runs here: {why}")
+        raise EngineError(f"{plan.path}: no TensorRT engine inside runs here: {why}")
     backend = backend or _onnxruntime_cpu(PlanModel(plan, CPU_GRAPH), options)
     if why:
         warn(f"{plan.path} runs with {backend.describe()}: {why}")
@@ -85,13 +85,16 @@ def _open_plan(plan: Plan, options: BackendOptions) -> Backend:
 
 
 def _on_gpu(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tuple[Backend | None, str]:
-    """The best backend on these GPUs, if any, and why it is not an engine from inside the plan or the cache."""
+    """Return the best backend on these GPUs, or None, and the reason for a warning, if any.
+
+    No warning is needed for a TensorRT engine from the plan or from the cache.
+    """
     if problem := cuda.driver_problem():
         return None, problem
     _refuse_cpu_options(options)
     limit = most_tokens(plan.profiles)
     if options.max_batch_tokens is not None and options.max_batch_tokens > limit:
-        raise ValueError(f"max_batch_tokens is at most {limit}, which the engines are built for")
+        raise ValueError(f"max_batch_tokens is at most {limit}, the size that its TensorRT engines are built for")
     try:
         return _tensorrt(plan, gpus, options)
     except EngineError as error:
@@ -103,7 +106,7 @@ def _on_gpu(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tuple
 
 
 def _tensorrt(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tuple[Backend, str]:
-    """TensorRT, and why its engine is neither from inside the plan nor from the cache."""
+    """Return a TensorRT backend and, if its engine had to be built, the reason."""
     available = _installed()
     cuda.require_bindings()
     target, model = _kind(gpus)
@@ -133,9 +136,9 @@ def _tensorrt(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tup
             why = str(error)
     if options.strict:
         raise EngineError(f"{why}; one would have to be built")
-    logger.info("building an engine for %s, which may take minutes", model or target)
+    logger.info("building a TensorRT engine for %s, which may take minutes", model or target)
     built = cached(key, lambda: build(trt, plan.read(MODEL), plan.profiles, f"{target} {model}", device=gpus[0]))
-    return load(trt, built), f"{why}; one was built and kept for the next time"
+    return load(trt, built), f"{why}; one was built and cached for the next time"
 
 
 def _load(
@@ -179,7 +182,7 @@ def _installed() -> list[TensorRT]:
 
 
 def _kind(gpus: tuple[int, ...]) -> tuple[str, str]:
-    """The compute capability of these GPUs and their model, both the same for all."""
+    """Return the compute capability and model of these GPUs; raise if they differ."""
     if missing := [gpu for gpu in gpus if gpu >= cuda.device_count()]:
         raise EngineError(f"there is no cuda:{missing[0]}: this machine has {cuda.device_count()} GPUs")
     kinds = {gpu: (cuda.compute_capability(gpu), cuda.device_name(gpu)) for gpu in gpus}

@@ -20,18 +20,18 @@ __all__ = ["DenseOutput"]
 
 
 class DenseOutput(Output):
-    """The first `dim` numbers of each vector, scaled to length 1 with `normalize`."""
+    """The first `dim` numbers of each vector, scaled to length 1 if `normalize`."""
 
     def __init__(self, manifest: Manifest, dim: int | None = None, *, normalize: bool = False) -> None:
         self.names = (SCORES if manifest.kind == RERANKER else SENTENCE,)
         self.width, self.dim, self.normalize = manifest.dim, dim or manifest.dim, normalize
 
     def collect(self, tokenized: TokenizedTexts) -> Collector:
-        """Return an empty array for these texts."""
+        """Return an empty collector for these texts."""
         return _Rows(self, len(tokenized.lengths))
 
     def gather(self, windows: Iterator[Window], count: int, single: bool, options: EncodeOptions) -> Any:
-        """Return an array [texts, dim], or what else the options ask for."""
+        """Return an array [texts, dim], or the form that the options ask for."""
         if options.out is not None:
             return self._fill(self._check_out(options), windows)
         vectors = self._fill(np.empty((count, self.dim), np.float32), windows)
@@ -50,7 +50,7 @@ class DenseOutput(Output):
         return vectors
 
     def _fill(self, out: Array, windows: Iterator[Window]) -> Array:
-        """Put the windows into their rows of `out`, which must be as many as there are texts."""
+        """Copy the windows into the rows of `out`; raise unless it has one row for each text."""
         filled = 0
         for window in windows:
             filled = window.start + len(window.vectors)

@@ -1,4 +1,4 @@
-"""Hybrid output: dense, sparse and multi-vector from one pass (bge-m3).
+"""Hybrid output: dense, sparse and multi-vector output of one pass (bge-m3).
 
 For artifacts exported with `--outputs sentence,sparse,multi`.
 """
@@ -25,15 +25,15 @@ __all__ = ["AllVectors", "HybridOutput"]
 
 @dataclass(frozen=True)
 class AllVectors:
-    """What bge-m3 gives for each text."""
+    """The three kinds of vectors of bge-m3."""
 
     dense: Array  # [texts, dim]
     sparse: Any  # `scipy.sparse.csr_matrix` [texts, vocabulary]: the weights of a text's words
-    multi: list[Array]  # of each text: [its tokens without the first, dim], each of length 1
+    multi: list[Array]  # for each text [tokens - 1, dim], without the first token; unit length
 
 
 class HybridOutput(Output):
-    """All three kinds of vectors of each text; `dim` numbers of the dense ones."""
+    """All three kinds of vectors; the dense ones are cut to `dim` numbers."""
 
     names = (SENTENCE, WEIGHTS, MULTI)
 
@@ -46,7 +46,7 @@ class HybridOutput(Output):
         self.unweighted = np.array(manifest.unweighted_ids, np.int64)
 
     def collect(self, tokenized: TokenizedTexts) -> Collector:
-        """Return empty vectors for these texts."""
+        """Return an empty collector for these texts."""
         return _Rows(self, tokenized)
 
     def gather(self, windows: Iterator[Window], count: int, single: bool, options: EncodeOptions) -> AllVectors:
@@ -84,7 +84,7 @@ class _Rows(Collector):
         return dense, self._sparse.result(order), reordered(self._multi, order)
 
     def _heaviest(self, ids: Indices, weights: Array) -> tuple[npt.NDArray[np.int32], Array]:
-        """For each word the largest weight that one of its tokens has; only those above zero."""
+        """Return the words of a text with the largest weight of each; only weights above zero."""
         kept = ~np.isin(ids, self._output.unweighted)
         words, which = np.unique(ids[kept], return_inverse=True)
         heaviest = np.zeros(len(words), np.float32)

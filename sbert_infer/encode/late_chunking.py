@@ -1,9 +1,9 @@
-"""Late chunking: vectors of spans of a document, pooled from the token vectors of one pass over all of it.
+"""Late chunking: vectors of spans, pooled from the token vectors of one pass over the document.
 
-So each span's vector knows what stands around it. A token belongs to the span that its first
-character, spaces aside, lies in. The special tokens at the start, and the prompt's, go with the
-document's first character, those at the end with its last: one span over everything has the vector
-that `encode` gives.
+So the vector of a span reflects its context. A token belongs to the span that contains its first
+character other than a space. Special tokens at the start and the prompt's tokens belong to the
+document's first character, special tokens at the end to its last. So a single span over the whole
+document has the same vector as `encode` returns.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ __all__ = ["Spans", "Window", "check_can_pool", "encode_spans", "plan_windows"]
 
 Array = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
-Spans = Sequence[tuple[int, int]]  # characters of a document: from the first to before the last
+Spans = Sequence[tuple[int, int]]  # character offsets (start, end) in a document; end is exclusive
 
-_MAX_TOKENS = 2**16  # 200 MB of vectors with 768 numbers
-_OVERLAP = 4  # neighbouring windows share at least one part in this many
+_MAX_TOKENS = 2**16  # whose vectors are held at once: 200 MB with 768 dimensions
+_OVERLAP = 4  # neighbouring windows share at least a quarter of their tokens
 
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens that run together, and those among them that take their vectors from here."""
+    """The tokens from `start` to `stop`, which run together; those from `first` to `last` are used.
+
+    Both ends are exclusive. The other tokens are context; they get vectors from other windows.
+    """
 
     start: int
     stop: int
@@ -51,16 +54,16 @@ class _Document:
     head: list[int]  # special tokens at the start, and the prompt
     body: list[int]
     tail: list[int]  # special tokens at the end
-    positions: Ids  # of the body's tokens: the character that decides which span they belong to
+    positions: Ids  # for each token of the body, the character that decides which span it belongs to
     windows: list[Window]  # of the body
 
     @property
     def runs(self) -> list[list[int]]:
-        """The ids that run, one list a window: each is a text of its own for the model."""
+        """The ids of each window, which the model runs as a text of its own."""
         return [[*self.head, *self.body[window.start : window.stop], *self.tail] for window in self.windows]
 
     def assemble(self, runs: list[Array]) -> Array:
-        """One vector for each token of head, body and tail, from what the windows gave."""
+        """Return one vector for each token of head, body and tail, from those of the windows."""
         head, tail = len(self.head), len(self.tail)
         body = [
             vectors[head + window.first - window.start : head + window.last - window.start]
@@ -69,11 +72,14 @@ class _Document:
         return np.concatenate([runs[0][:head], *body, runs[-1][len(runs[-1]) - tail :]])
 
     def rows_of(self, spans: Ids, size: int, skip: int, name: str) -> tuple[Ids, Ids]:
-        """The first token of each span, and the one behind its last. `skip` tokens are a prompt that does not count."""
+        """Return the first token of each span and its end offset (exclusive).
+
+        The first `skip` tokens are those of a prompt that pooling leaves out.
+        """
         head, tail = len(self.head), len(self.tail)
         positions = np.concatenate([np.zeros(head, np.int64), self.positions, np.full(tail, size - 1)])
         first, last = (np.maximum(np.searchsorted(positions, edge), skip) for edge in spans.T)
-        own = np.minimum(last, len(positions) - tail) - np.maximum(first, head)  # not counting special tokens
+        own = np.minimum(last, len(positions) - tail) - np.maximum(first, head)  # without special tokens
         if len(bad := np.flatnonzero(own < 1)):
             start, end = spans[bad[0]].tolist()
             raise ValueError(f"{name}: no token begins in the span ({start}, {end}): make it longer, or leave it out")
@@ -81,7 +87,7 @@ class _Document:
 
 
 def check_can_pool(manifest: Manifest) -> None:
-    """Raise unless the model's vectors are the mean of its token vectors, scaled to length 1 or not."""
+    """Raise unless the model's vectors are means of its token vectors, normalized or not."""
     check_has_tokens(manifest)
     if manifest.pooling != ("mean",):
         raise ValueError(f"{manifest.name} has {'+'.join(manifest.pooling)} pooling: spans need mean pooling")
@@ -93,7 +99,7 @@ def check_can_pool(manifest: Manifest) -> None:
 def encode_spans(
     pipeline: Pipeline, manifest: Manifest, documents: Sequence[str], spans: Sequence[Spans], prompt: str
 ) -> tuple[list[Array], EncodeStats]:
-    """Return the vectors of the spans of each document, [spans, dim], and what they took."""
+    """Return the vectors of the spans of each document, [spans, dim], and the statistics."""
     skip = 0 if manifest.include_prompt else pipeline.tokenizer.prompt_length(prompt)
     from_left = manifest.truncation_side == "left"
     known = [_tokenize(pipeline.tokenizer, from_left, prompt, text) for text in documents]
@@ -116,7 +122,7 @@ def encode_spans(
 
 
 def _groups(documents: Sequence[_Document]) -> Iterator[slice]:
-    """Documents whose token vectors are held together: of so many tokens at most, but one document at least."""
+    """Yield groups of at most `_MAX_TOKENS` tokens, but at least one document."""
     ends = np.cumsum([sum(map(len, document.runs)) for document in documents])
     start = 0
     while start < len(documents):
@@ -127,9 +133,9 @@ def _groups(documents: Sequence[_Document]) -> Iterator[slice]:
 
 
 def plan_windows(tokens: int, most: int) -> list[Window]:
-    """Windows of at most `most` tokens over all of `tokens`, spread evenly, neighbours overlapping.
+    """Return overlapping windows of at most `most` tokens that cover `tokens` evenly.
 
-    A token takes its vector from the window in whose middle it is more.
+    A token in two windows gets its vector from the one in which it is farther from the edge.
 
     >>> plan_windows(10, 8)
     [Window(start=0, stop=8, first=0, last=5), Window(start=2, stop=10, first=5, last=10)]
@@ -147,7 +153,7 @@ def plan_windows(tokens: int, most: int) -> list[Window]:
 
 
 def _checked(text: str, spans: Any, name: str) -> Ids:
-    """`spans` as an array [spans, 2], each within the document."""
+    """Return `spans` as an array [spans, 2]; raise for one that is not within the document."""
     edges = [tuple(span) if isinstance(span, Iterable) else (span,) for span in spans]
     for edge in edges:
         if len(edge) != 2 or not all(isinstance(place, (int, np.integer)) for place in edge):
@@ -158,8 +164,8 @@ def _checked(text: str, spans: Any, name: str) -> Ids:
 
 
 def _tokenize(tokenizer: Tokenizer, from_left: bool, prompt: str, text: str) -> _Document:
-    encoding = tokenizer.backend.encode_batch([prompt + text])[0]  # not alone: that would hold the GIL
-    pieces = [encoding, *encoding.overflowing]  # cut to the limit, each with its special tokens
+    encoding = tokenizer.backend.encode_batch([prompt + text])[0]  # `encode` would hold the GIL
+    pieces = [encoding, *encoding.overflowing]  # each cut to the limit, with special tokens
     front, back = _special_tokens(pieces[0])
     tokens = [
         (id, offset)
@@ -178,7 +184,7 @@ def _tokenize(tokenizer: Tokenizer, from_left: bool, prompt: str, text: str) -> 
 
 
 def _special_tokens(encoding: Encoding) -> tuple[list[int], list[int]]:
-    """Those before the text, and those behind it."""
+    """Return the special tokens before the text, and those after it."""
     added = encoding.special_tokens_mask
     front = added.index(0) if 0 in added else len(added)
     back = added[front:][::-1].index(0) if 0 in added else 0
@@ -186,13 +192,16 @@ def _special_tokens(encoding: Encoding) -> tuple[list[int], list[int]]:
 
 
 def _first_characters(text: str, offsets: Ids) -> Ids:
-    """The first character of each token that is not a space: some tokenizers count the space before a word in."""
+    """Return the first character of each token that is not a space.
+
+    Some tokenizers include the space before a word.
+    """
     solid = np.flatnonzero([not character.isspace() for character in text])
     if not len(solid):
         return offsets[:, 0]
     following = solid[np.minimum(np.searchsorted(solid, offsets[:, 0]), len(solid) - 1)]
     inside = (following >= offsets[:, 0]) & (following < offsets[:, 1])
-    # Never before the token before it, so that they can be searched.
+    # Positions must not decrease, because they are searched later.
     return np.maximum.accumulate(np.where(inside, following, offsets[:, 0]))
 
 
@@ -203,6 +212,6 @@ def _joined(runs: list[list[int]]) -> TokenizedTexts:
 
 
 def _pool(vectors: Array, first: Ids, last: Ids) -> npt.NDArray[np.float64]:
-    """The mean of the rows from each `first` to before its `last`."""
+    """Return the mean of the rows from each `first` to its `last` (exclusive)."""
     means = [vectors[a:b].mean(axis=0, dtype=np.float64) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
     return np.stack(means) if means else np.empty((0, vectors.shape[1]))

@@ -1,7 +1,8 @@
-"""What the package mteb asks of a model, for `Engine`: `mteb.evaluate(Engine("model.onnx"), tasks)`.
+"""mteb's interface for `Engine`, as in `mteb.evaluate(Engine("model.onnx"), tasks)`.
 
-mteb calls `encode` with batches of a data loader and the task they are from, and files results
-under the model's card. `engine` is an `Engine`, which imports this module.
+mteb calls `encode` with a data loader and the task that it belongs to, and stores results under the
+name and revision in the model card. Functions here take the engine as `Any`, since `Engine` imports
+this module.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ __all__ = ["encode_task", "model_meta"]
 
 
 def model_meta(engine: Any) -> Any:
-    """The model's card. Other weights, settings or precision are another revision of it."""
+    """Return the model card. Its revision depends on weights, settings and precision."""
     try:
         models = import_module("mteb.models")
-    except ImportError:  # as for any attribute that is not there, so that hasattr can tell
+    except ImportError:  # so that hasattr returns False
         raise AttributeError("mteb_model_meta needs the package mteb: pip install mteb") from None
     manifest = engine.manifest
     facts = {
@@ -30,7 +31,10 @@ def model_meta(engine: Any) -> Any:
 
 
 def _revision(engine: Any) -> str:
-    """Different wherever vectors may be: mteb files results under it, and does not evaluate a revision twice."""
+    """Return a revision that differs whenever the vectors may differ.
+
+    mteb stores results by revision, and does not evaluate one twice.
+    """
     manifest = engine.manifest
     settings = [engine.get_embedding_dimension(), engine.max_seq_length, engine.similarity_fn_name]
     settings += [manifest.pooling, sorted(engine.prompts.items()), engine.default_prompt_name, manifest.normalized]
@@ -39,7 +43,7 @@ def _revision(engine: Any) -> str:
 
 
 def encode_task(engine: Any, inputs: Any, task: Any, prompt_type: Any, **options: Any) -> Any:
-    """Encode the texts of a data loader as mteb does with a SentenceTransformer: with the prompt that fits the task."""
+    """Encode a data loader's texts with the task's prompt, as mteb does for SentenceTransformer."""
     texts = [text for batch in inputs for text in batch["text"]]
     name = import_module("mteb.models.abs_encoder").get_prompt_name(engine.prompts, task, prompt_type)
     role = getattr(prompt_type, "value", prompt_type)

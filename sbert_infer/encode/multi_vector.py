@@ -1,8 +1,8 @@
-"""Multi-vector output (ColBERT and the like): a vector for each token of a text, prepared by the text's role.
+"""Multi-vector output, as of ColBERT: a vector for each token, in texts prepared for their role.
 
-A query may be filled up with [MASK] tokens, whose vectors count though other tokens may not attend
-to them. In documents some tokens, often punctuation, get no vector. What the model was trained with
-is in the manifest, as `Role`s.
+A query may be filled up with [MASK] tokens; their vectors count, even if other tokens do not attend
+to them. In documents some tokens, often punctuation, get no vector. The manifest holds the `Role`s
+that the model was trained with.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
 
 __all__ = ["NO_ROLE", "MultiVectorOutput", "Role", "role_of"]
 
-NO_ROLE = "none"  # of texts that are encoded as neither query nor document
+NO_ROLE = "none"  # the role of texts that are encoded as neither query nor document
 
 
 @dataclass(frozen=True)
 class Role:
-    """How the texts of one role are prepared."""
+    """How to prepare the texts of one role."""
 
     max_length: int  # in tokens, special ones included
-    skip_ids: Sequence[int] = ()  # of tokens that get no vector
-    expand_to: int = 0  # tokens that a shorter text is filled up to
-    expansion_id: int = 0  # with this one
+    skip_ids: Sequence[int] = ()  # ids of tokens that get no vector
+    expand_to: int = 0  # shorter texts are filled up to this many tokens
+    expansion_id: int = 0  # id of the token that fills them up
     attend_to_expansion: bool = False
 
 
 def role_of(manifest: Manifest, task: str | None) -> Role:
-    """The role of a task: "query", "document" or None."""
+    """Return the role for a task: "query", "document" or None."""
     roles = manifest.roles or {}
     if task is not None and task not in roles:
         raise ValueError(f"task must be 'query', 'document' or None, got {task!r}")
@@ -47,12 +47,12 @@ def role_of(manifest: Manifest, task: str | None) -> Role:
 
 
 class MultiVectorOutput(Output):
-    """For each text an array [tokens, dim], of the tokens that get a vector in its role."""
+    """An array [tokens, dim] for each text, for the tokens that get a vector in its role."""
 
     names = (TOKENS,)
 
     def __init__(self, manifest: Manifest, options: EncodeOptions, truncate_dim: int | None, tokenizer: Tokenizer):
-        """Refuse options that are for one vector per text."""
+        """Make the output for the task in `options`; refuse options for one vector per text."""
         options.refuse(
             "precision truncate_dim convert_to_tensor out",
             f"not for {manifest.name}, which gives a vector for each token",
@@ -64,15 +64,15 @@ class MultiVectorOutput(Output):
         self._truncation_side, self._ends = manifest.truncation_side, _special_tokens(tokenizer)
 
     def fit(self, tokenized: TokenizedTexts) -> TokenizedTexts:
-        """Cut each text to the role's limit and fill it up with the expansion token."""
+        """Cut each text to the role's limit and fill up short ones with the expansion token."""
         return _fitted(tokenized, self.role, self._ends, self._truncation_side)
 
     def collect(self, tokenized: TokenizedTexts) -> Collector:
-        """Return an empty list for these texts."""
+        """Return an empty collector for these texts."""
         return _Rows(self, tokenized)
 
     def gather(self, windows: Iterator[Window], count: int, single: bool, options: EncodeOptions) -> Any:
-        """Return a list of arrays or tensors, or one of those."""
+        """Return an array or tensor for each text, or only one for a single text."""
         return convert_each([vectors for window in windows for vectors in window.vectors], single, options)
 
 
@@ -96,7 +96,7 @@ class _Rows(Collector):
 
 
 def _special_tokens(tokenizer: Tokenizer) -> tuple[int, int]:
-    """How many special tokens stand before a text, and how many behind it."""
+    """Return the number of special tokens before a text, and after it."""
     added = tokenizer.backend.encode("a").special_tokens_mask
     if 0 not in added:
         return len(added), 0
@@ -104,13 +104,13 @@ def _special_tokens(tokenizer: Tokenizer) -> tuple[int, int]:
 
 
 def _fitted(tokenized: TokenizedTexts, role: Role, ends: tuple[int, int], truncation_side: str) -> TokenizedTexts:
-    """Each text cut to the role's limit, its special tokens kept, and filled up with the expansion token."""
+    """Cut texts to the role's limit, keeping special tokens, and fill up the short ones."""
     kept = np.minimum(tokenized.lengths, role.max_length)
     lengths = np.maximum(kept, role.expand_to)
     starts = np.cumsum(lengths) - lengths
     row = np.repeat(np.arange(len(lengths)), lengths)
     place = np.arange(len(row)) - starts[row]
-    # Up to here tokens count from the text's start, and from here on back from its end.
+    # Tokens before `turn` are taken from the text's start, the others from its end.
     turn = kept - ends[1] if truncation_side == "right" else np.full_like(kept, ends[0])
     place += np.where(place < turn[row], 0, (tokenized.lengths - kept)[row])
     real = place < tokenized.lengths[row]

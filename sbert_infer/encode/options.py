@@ -1,4 +1,4 @@
-"""What `encode` is asked for, as one object that is checked when it is made."""
+"""The options of a call to `encode`, as one object that is checked when it is made."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["EncodeOptions", "check_running", "given"]
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    """The arguments of `encode`, under their own names and with their own defaults."""
+    """The arguments of `encode`, with the same names and defaults."""
 
-    prompt: str = ""  # itself, not its name
+    prompt: str = ""  # the prompt itself, not its name
     batch_size: int | None = None
     show_progress_bar: bool | None = None
     output_value: str = SENTENCE
@@ -32,7 +32,7 @@ class EncodeOptions:
     task: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no engine can do."""
+        """Refuse values that no engine supports."""
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if self.output_value not in (SENTENCE, TOKENS):
@@ -44,11 +44,14 @@ class EncodeOptions:
 
     @property
     def as_arrays(self) -> bool:
-        """Whether the result is made of numpy arrays, not of tensors."""
+        """Whether the result consists of numpy arrays, not of tensors."""
         return self.convert_to_numpy and not self.convert_to_tensor
 
     def refuse(self, names: str, why: str, **defaults: object) -> None:
-        """Raise if any of these arguments was given, or has a default of the engine's own."""
+        """Raise if any argument in `names` was given, or has another default in the engine.
+
+        `defaults` holds the engine's defaults; `why` is the reason in the error message.
+        """
         own = {field.name: field.default for field in fields(self)}
         given = [
             name
@@ -62,11 +65,11 @@ class EncodeOptions:
 def _is(value: object, default: object) -> bool:
     if isinstance(default, bool):
         return bool(value) == default
-    return value == default if isinstance(default, str) else value is default  # an array is equal to nothing
+    return value == default if isinstance(default, str) else value is default  # == on an array gives no bool
 
 
 def check_running(device: Any, own_device: str, pool: object, chunk_size: object) -> None:
-    """Refuse to run in a way that an engine does not."""
+    """Refuse a device other than the engine's own, and multi-process options."""
     if device is not None and str(device) not in (own_device, own_device.split(":")[0]):
         raise ValueError(f"this engine runs on {own_device!r}, got device={device!r}: see Engine(device=...)")
     if pool is not None or chunk_size is not None:
@@ -74,7 +77,7 @@ def check_running(device: Any, own_device: str, pool: object, chunk_size: object
 
 
 def given(inputs: Any, sentences: Any, missing: str) -> Any:
-    """Return `inputs`, or `sentences`, its old name; `missing` says what is needed if there is neither."""
+    """Return `inputs` or `sentences`, its old name; raise `missing` if neither is given."""
     if (inputs is None) == (sentences is None):
         raise TypeError(missing if inputs is None else "inputs given twice")
     return inputs if inputs is not None else sentences

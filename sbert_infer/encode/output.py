@@ -1,4 +1,4 @@
-"""What is collected of each text: one `Output` for every kind of vector that a model can give."""
+"""Interfaces of the kinds of output: an `Output` for each kind of vector that a model can give."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class EncodeStats:
-    """What one call of `encode` did."""
+    """Statistics of one call of `encode`."""
 
     texts: int = 0
-    unique_texts: int = 0  # identical texts run once
+    unique_texts: int = 0  # identical texts run only once
     truncated: int = 0  # texts cut to the model's limit
     tokens: int = 0  # of the unique texts, after truncation
     padded_tokens: int = 0  # tokens that ran, padding included
@@ -32,7 +32,7 @@ class EncodeStats:
 
     @property
     def padding(self) -> float:
-        """The share of the work that was padding, 0 to 1."""
+        """The share of padding among the tokens that ran, 0 to 1."""
         return 1 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
 
     def __add__(self, other: EncodeStats) -> EncodeStats:
@@ -45,43 +45,43 @@ class Window:
     """The vectors of consecutive texts, in order, from text `start` on."""
 
     start: int
-    vectors: Any  # an array [texts, dim], or whatever the output's collector makes
+    vectors: Any  # an array [texts, dim], or another result of the output's collector
     stats: EncodeStats
 
 
 class Collector(ABC):
-    """Collects what the backend gives for some texts. Batches arrive in any order, from any thread."""
+    """Collects the backend's outputs for some texts. Batches come in any order, from any thread."""
 
     @abstractmethod
     def put(self, rows: Indices, found: Sequence[Array]) -> Indices:
-        """Keep the outputs of a batch, made of these texts, and return those with NaN or infinity."""
+        """Store the outputs of a batch of these texts; return the rows with NaN or infinity."""
 
     @abstractmethod
     def result(self, order: Indices | None) -> Any:
-        """Everything, for these texts in this order (None: each text once, as they came)."""
+        """Return the output of the rows in `order`; None means every row once, as they came."""
 
 
 class Output(ABC):
-    """One kind of output: which outputs of the graph it needs, and what is made of them."""
+    """One kind of output: which of the graph's outputs it needs, and what it makes of them."""
 
-    names: tuple[str, ...]  # of the graph's outputs
+    names: tuple[str, ...]  # names of the graph's outputs that it needs
     max_length: int | None = None  # in tokens; None for the tokenizer's own limit
     max_batch_texts: int | None = None
 
     def fit(self, tokenized: TokenizedTexts) -> TokenizedTexts:
-        """Texts as this output needs them: by default, as they are."""
+        """Return the texts as this output needs them; by default unchanged."""
         return tokenized
 
     @abstractmethod
     def collect(self, tokenized: TokenizedTexts) -> Collector:
-        """Return an empty collector for these texts, which `fit` has prepared."""
+        """Return an empty collector for these texts, which `fit` has returned."""
 
     @abstractmethod
     def gather(self, windows: Iterator[Window], count: int, single: bool, options: EncodeOptions) -> Any:
-        """Turn the windows of one call, of `count` texts, into what `encode` returns."""
+        """Turn the windows of a call with `count` texts into the result of `encode`."""
 
 
 def not_finite(rows: Indices, values: Array) -> Indices:
-    """Those of `rows` whose values, [rows, ...], are not all finite."""
+    """Return those of `rows` whose values, [rows, ...], are not all finite."""
     finite = np.isfinite(values)
     return rows[:0] if finite.all() else rows[~finite.reshape(len(rows), -1).all(axis=1)]

@@ -1,8 +1,8 @@
-"""The one synchronous runner: texts to tokens, tokens to batches, batches through the backend.
+"""The synchronous runner: texts to tokens, tokens to batches, batches through the backend.
 
-Texts run in windows: while the workers run one, the calling thread tokenizes the next. What is kept
-of each batch is the output's business (`encode/output.py`); duplicates, truncation, progress and
-statistics are handled here, for every kind of output.
+Texts run in windows: while the workers run one window, the calling thread tokenizes the next. The
+`Output` (`encode/output.py`) decides what to keep of each batch. Duplicates, truncation, progress
+and statistics are handled here, for every kind of output.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from sbert_infer.types import Text
 __all__ = ["Pipeline", "unique_texts"]
 
 Item = TypeVar("Item", bound=Text)
-Progress = Callable[[int], object]  # called with the number of texts that were done since
+Progress = Callable[[int], object]  # called with the number of texts finished since its last call
 
-# Texts that are sorted together: enough for little padding, few enough to keep memory flat.
+# Texts that are sorted together: enough for little padding, few enough to bound memory.
 WINDOW_TEXTS = 4096
 _CLOSED = "the engine was closed during this call"
 
@@ -40,12 +40,12 @@ def no_progress(count: int) -> None:
 
 
 class Pipeline:
-    """Runs texts through a tokenizer and a backend. Safe to use from many threads at once."""
+    """Runs texts through a tokenizer and a backend. Thread-safe."""
 
     def __init__(
         self, tokenizer: Tokenizer, backend: Backend, *, pad_id: int, padding_side: str, pairs: bool = False
     ) -> None:
-        """With `pairs`, every text is a pair of texts."""
+        """Make a pipeline; with `pairs`, its inputs are pairs of texts."""
         self.tokenizer = tokenizer
         self.backend = backend
         self.noun = "pair" if pairs else "text"
@@ -69,18 +69,19 @@ class Pipeline:
         tokenizer: Tokenizer | None = None,
         is_wanted: Callable[[], bool] | None = None,
     ) -> Iterator[Window]:
-        """Yield the output of `texts`, in order, some thousands at a time.
+        """Yield the output of `texts`, in order, a few thousand at a time.
 
         Args:
-            texts: read as they are needed.
-            output: what to collect of each text.
-            prompt: goes before each text.
+            texts: the texts or pairs, read lazily.
+            output: the kind of output to collect.
+            prompt: a text to put before each text.
             prompt_length: leading tokens that pooling leaves out.
-            max_batch_texts: at most this many texts run together.
-            allow_truncation: False raises for a text over the limit.
-            progress: told of every batch.
-            tokenizer: the pipeline's own by default.
-            is_wanted: makes batches run one by one in this thread; asked before each of them.
+            max_batch_texts: the most texts in a batch.
+            allow_truncation: if False, raise for a text over the limit.
+            progress: called after each batch.
+            tokenizer: by default the pipeline's own.
+            is_wanted: if given, batches run one by one in this thread; it is called before each of
+                them, and the run ends with an error if it returns False.
 
         """
         self._require(output)
@@ -107,7 +108,7 @@ class Pipeline:
                 run.cancel()
 
     def run_tokenized(self, tokenized: TokenizedTexts, output: Output) -> Window:
-        """Return the output of texts that are tokenized already, all at once."""
+        """Return the output of texts that are already tokenized, as a single window."""
         self._require(output)
         run = _Run(self, tokenized, output)
         try:
@@ -119,18 +120,21 @@ class Pipeline:
     def run_together(self, texts: Sequence[Text]) -> Array:
         """Return the model's first output for all `texts` in one batch, padded to the longest.
 
-        That is how `run` never does it: for showing that it makes no difference.
+        `run` never does this. It serves to show that batching makes no difference to the vectors.
         """
         tokenized = self.tokenizer(texts)
         batch = self.make_batch(tokenized, np.arange(len(texts)), int(tokenized.lengths.max()))
         return self.backend.run(batch, self.backend.outputs[:1])[0]
 
     def make_batch(self, tokenized: TokenizedTexts, rows: Indices, length: int, prompt_length: int = 0) -> Batch:
-        """Return some texts, padded to `length` tokens as the model was trained to see them."""
+        """Return a batch of some texts, padded to `length` tokens on the model's padding side."""
         return Batch(*tokenized.padded(rows, length, self._pad_id, self._padding_side), prompt_length)
 
     def submit(self, function: Callable[..., Any], *args: object) -> Future[Any]:
-        """Hand work to a worker thread, started at first use and again after a fork, which threads do not survive."""
+        """Run `function` in a worker thread.
+
+        The threads are started at first use, and again after a fork, which they do not survive.
+        """
         with self._lock:
             if self._closed:
                 raise EngineError(_CLOSED)
@@ -162,7 +166,7 @@ class Pipeline:
 
 
 class _Run:
-    """One window on its way through the workers."""
+    """One window of texts while its batches run."""
 
     def __init__(
         self,
@@ -171,7 +175,7 @@ class _Run:
         output: Output,
         prompt_length: int = 0,
         start: int = 0,
-        inverse: Indices | None = None,  # the row of each text, where identical texts share one
+        inverse: Indices | None = None,  # the row of each text, if identical texts share a row
     ) -> None:
         self._pipeline, self._tokenized, self._output = pipeline, tokenized, output
         self._prompt_length, self._start, self._inverse = prompt_length, start, inverse
@@ -181,7 +185,7 @@ class _Run:
         self._bad: list[int] = []  # rows with NaN or infinity
 
     def begin(self, max_batch_texts: int | None = None, is_wanted: Callable[[], bool] | None = None) -> None:
-        """Hand the batches to the workers. A single one runs here and now: a hand-over would only add latency."""
+        """Submit the batches to the workers; run a single batch here, which takes less time."""
         limits = [most for most in (max_batch_texts, self._output.max_batch_texts) if most is not None]
         backend = self._pipeline.backend
         budget = backend.max_batch_tokens if is_wanted else self._budget()
@@ -197,7 +201,7 @@ class _Run:
             self._futures = [self._pipeline.submit(self._run_batch, batch) for batch in self._batches]
 
     def finish(self, progress: Progress) -> Window:
-        """Wait for all batches."""
+        """Wait for all batches and return their output."""
         done = 0
         for future in as_completed(self._futures):
             if future.cancelled():
@@ -210,8 +214,8 @@ class _Run:
         return Window(self._start, self._collector.result(self._inverse), stats)
 
     def cancel(self) -> None:
-        """Drop what has not started, and wait for the rest."""
-        # Not for those that were cancelled: they are never "done" once the executor is shut down.
+        """Drop batches that have not started, and wait for the others."""
+        # Do not wait for cancelled futures: after the executor's shutdown they never become done.
         wait([future for future in self._futures if not future.cancel()])
 
     def _run_batch(self, rows: BatchRows, alone: bool = False) -> int:
@@ -222,7 +226,7 @@ class _Run:
         return len(rows.rows)
 
     def _budget(self) -> int:
-        """Tokens per batch: the backend's best, but so that a small call still gives every worker something to do."""
+        """Return the tokens per batch: the backend's best, or less to give every worker a share."""
         backend = self._pipeline.backend
         if backend.workers == 1:
             return backend.max_batch_tokens
@@ -250,7 +254,7 @@ class _Run:
 
 
 def unique_texts(texts: list[Item]) -> tuple[list[Item], Indices | None]:
-    """Return each text once, and the place of each original among those; None when all differ."""
+    """Return each text once, and the index of each original among those; None if all differ."""
     if len(texts) == 1:
         return texts, None
     places = dict(zip(dict.fromkeys(texts), range(len(texts)), strict=False))

@@ -14,16 +14,16 @@ __all__ = ["PRECISIONS", "reduce_precision"]
 Vectors = npt.NDArray[np.float32]
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 
-_FEW = 100  # embeddings; ranges learnt from fewer are unstable
+_FEW = 100  # ranges learnt from fewer embeddings are unstable
 
 
 def reduce_precision(
     vectors: Vectors, precision: str, ranges: tuple[Vectors, Vectors] | None = None
 ) -> npt.NDArray[Any]:
-    """[n, dim] float32 -> [n, dim] int8 or uint8, or [n, dim / 8] packed bits.
+    """Convert [n, dim] float32 to [n, dim] int8 or uint8, or to [n, dim / 8] packed bits.
 
-    `ranges`, for int8 and uint8, are the smallest and largest value of each dimension; those of
-    `vectors` by default.
+    `ranges`, for int8 and uint8, are the smallest and the largest value of each dimension; by
+    default those of `vectors`.
     """
     if precision == "float32":
         return vectors
@@ -42,7 +42,7 @@ def _ranges(vectors: Vectors, precision: str) -> tuple[Vectors, Vectors]:
 
 
 def _to_256_steps(vectors: Vectors, precision: str, ranges: tuple[Vectors, Vectors]) -> npt.NDArray[Any]:
-    """256 steps per dimension, between the smallest and the largest value there."""
+    """Quantize each dimension in 256 steps between its smallest and its largest value."""
     low, high = ranges
     step = (high - low) / 255
     step = np.where(step == 0, 1, step)

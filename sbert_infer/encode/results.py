@@ -1,4 +1,4 @@
-"""How results are handed over: as arrays or tensors, with a progress bar on the way."""
+"""Conversion of results to arrays or tensors, and the progress bar."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("sbert_infer")
 
 
 def to_torch(vectors: npt.NDArray[Any], as_list: bool) -> Any:
-    """Return a tensor, or a list of one for each text."""
+    """Return one tensor, or a list with a tensor for each text."""
     import torch
 
     tensor = torch.from_numpy(vectors)
@@ -27,16 +27,16 @@ def to_torch(vectors: npt.NDArray[Any], as_list: bool) -> Any:
 
 
 def convert_each(each: list[npt.NDArray[np.float32]], single: bool, options: EncodeOptions) -> Any:
-    """Return an array, or a tensor, for each text."""
+    """Return a list with an array or tensor for each text, or only one for a single text."""
     found = each if options.as_arrays else [to_torch(one, as_list=False) for one in each]
     return found[0] if single else found
 
 
 @contextmanager
 def progress_bar(total: int, show: bool | None) -> Iterator[Callable[[int], object]]:
-    """Show a bar; the context is a function to call with the number of texts that were done since.
+    """Show a progress bar, and yield the function that advances it by a number of texts.
 
-    None shows one when this package's logger is at INFO or DEBUG.
+    If `show` is None, show it when this package's logger is at INFO or DEBUG.
     """
     if show is None:
         show = logger.getEffectiveLevel() in (logging.INFO, logging.DEBUG)

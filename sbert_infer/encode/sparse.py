@@ -1,4 +1,4 @@
-"""Sparse output: vectors of a sparse encoder, kept as the few numbers of each that are not zero."""
+"""Sparse output: vectors of a sparse encoder, stored as the few values that are not zero."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from sbert_infer.text.tokenizer import TokenizedTexts
 
 __all__ = ["SparseOutput", "SparseRows", "decode"]
 
-Row = tuple[npt.NDArray[np.int32], Array]  # dimensions, ascending, and the values there
+Row = tuple[npt.NDArray[np.int32], Array]  # dimensions, ascending, and their values
 
-# Numbers of a batch's vectors while they are still dense: 16 MB a worker. By tokens alone, 512 of
-# XLM-R's in texts of three would be 170 vectors of 250,002 numbers, 170 MB.
+# Most numbers in a batch's vectors while they are still dense: 16 MB per worker. If only tokens
+# were limited, a batch of 512 tokens in texts of three tokens would be 170 vectors, which take
+# 170 MB with the 250,002 dimensions of XLM-R.
 _MAX_BATCH_NUMBERS = 2**22
 
 
 class SparseOutput(Output):
-    """The largest `max_active_dims` numbers of each vector; by default as many as the model's own setting."""
+    """The largest `max_active_dims` values of each vector; by default, the model's own setting."""
 
     names = (SPARSE,)
 
@@ -38,14 +39,14 @@ class SparseOutput(Output):
 
     @classmethod
     def of(cls, manifest: Manifest, options: EncodeOptions, truncate_dim: int | None) -> SparseOutput:
-        """Return the output that `options` ask for; refuse what is done to dense vectors only."""
+        """Return the output that `options` ask for; refuse options that are for dense vectors."""
         options.refuse(
             "normalize_embeddings truncate_dim precision output_value out",
             f"not for {manifest.name}, whose vectors are sparse",
             truncate_dim=truncate_dim,
         )
         if options.as_arrays:
-            scipy_sparse()  # or say that it is missing before the work is done
+            scipy_sparse()  # raises before the work is done if scipy is missing
         return cls(manifest, options.max_active_dims)
 
     def collect(self, tokenized: TokenizedTexts) -> SparseRows:
@@ -53,7 +54,7 @@ class SparseOutput(Output):
         return SparseRows(len(tokenized.lengths), self.dim, self.max_active_dims)
 
     def gather(self, windows: Iterator[Window], count: int, single: bool, options: EncodeOptions) -> Any:
-        """Return a CSR matrix, which for one text has one row; or tensors as sentence-transformers gives them."""
+        """Return a CSR matrix, or tensors as in sentence-transformers. One text gives one row."""
         whole = SparseRows.of([row for window in windows for row in window.vectors], self.dim)
         if options.as_arrays:
             return whole.to_csr()
@@ -63,10 +64,10 @@ class SparseOutput(Output):
 
 
 class SparseRows(Collector):
-    """Sparse vectors of texts."""
+    """Sparse vectors, one row for each text."""
 
     def __init__(self, count: int, dim: int, max_active_dims: int | None = None) -> None:
-        """Make `count` empty rows of `dim` numbers, of each of which the largest `max_active_dims` are kept."""
+        """Make `count` empty rows, for at most `max_active_dims` of `dim` values each."""
         self.dim = dim
         self._most = max_active_dims
         empty: Row = np.empty(0, np.int32), np.empty(0, np.float32)
@@ -74,7 +75,7 @@ class SparseRows(Collector):
 
     @classmethod
     def of(cls, rows: list[Row], dim: int) -> SparseRows:
-        """Take these rows as they are."""
+        """Return an object with these rows, as they are."""
         made = cls(0, dim)
         made._rows = rows
         return made
@@ -86,7 +87,7 @@ class SparseRows(Collector):
         return iter(self._rows)
 
     def put(self, rows: Indices, found: Sequence[Array]) -> Indices:
-        """Keep what is not zero of `found[0]`, [rows, dim]."""
+        """Store the non-zero values of `found[0]`, [rows, dim]."""
         (vectors,) = found
         at, dims = np.nonzero(vectors)
         values, dims = vectors[at, dims], dims.astype(np.int32)
@@ -96,7 +97,7 @@ class SparseRows(Collector):
         return rows[np.unique(at[~np.isfinite(values)])]
 
     def set(self, row: int, dims: npt.NDArray[np.int32], values: Array) -> None:
-        """Set a row to these numbers, at these dimensions, ascending."""
+        """Set a row to `values` at the dimensions `dims`, which must be ascending."""
         self._rows[row] = _largest(dims, values, self._most)
 
     def result(self, order: Indices | None) -> SparseRows:
@@ -104,14 +105,14 @@ class SparseRows(Collector):
         return self if order is None else SparseRows.of([self._rows[row] for row in order.tolist()], self.dim)
 
     def to_dense(self) -> Array:
-        """[rows, dim]."""
+        """Return a dense array [rows, dim]."""
         dense = np.zeros((len(self), self.dim), np.float32)
         for row, (dims, values) in zip(dense, self._rows, strict=True):
             row[dims] = values
         return dense
 
     def to_csr(self) -> Any:
-        """As `scipy.sparse.csr_matrix` [rows, dim]."""
+        """Return a `scipy.sparse.csr_matrix` [rows, dim]."""
         sparse = scipy_sparse()
         ends = np.cumsum([0, *(len(values) for _, values in self._rows)])
         dims = np.concatenate([np.empty(0, np.int32), *(dims for dims, _ in self._rows)])
@@ -119,7 +120,7 @@ class SparseRows(Collector):
         return sparse.csr_matrix((values, dims, ends), shape=(len(self), self.dim))
 
     def to_tensors(self) -> list[Any]:
-        """As sparse tensors of torch, each [dim]."""
+        """Return a list of sparse torch tensors, each [dim]."""
         import torch
 
         return [
@@ -134,14 +135,17 @@ class SparseRows(Collector):
         ]
 
     def to_tensor(self) -> Any:
-        """As one sparse tensor [rows, dim]."""
+        """Return one sparse torch tensor [rows, dim]."""
         import torch
 
         return torch.stack(self.to_tensors()).coalesce() if len(self) else torch.empty(0).to_sparse()
 
 
 def _largest(dims: npt.NDArray[np.int32], values: Array, most: int | None) -> Row:
-    """By magnitude. What is not finite is kept, to be found."""
+    """Return the `most` values of largest magnitude, or all if any of them is not finite.
+
+    NaN and infinity must stay, so that they are noticed later.
+    """
     if most is None or len(values) <= most or not np.isfinite(values).all():
         return dims, values
     kept = np.sort(np.argpartition(-np.abs(values), most - 1)[:most])
@@ -149,7 +153,7 @@ def _largest(dims: npt.NDArray[np.int32], values: Array, most: int | None) -> Ro
 
 
 def decode(rows: Any, token_of: Callable[[int], str | None], top_k: int | None = None) -> list[list[tuple[str, float]]]:
-    """The words of each row of a CSR matrix with their weights, the heaviest first."""
+    """Return the words of each row of a CSR matrix with their weights, heaviest first."""
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k must be at least 1, got {top_k}")
     found = []

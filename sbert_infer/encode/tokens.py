@@ -1,4 +1,4 @@
-"""Token output: a vector for each token, from artifacts exported with `--outputs sentence,tokens`."""
+"""Token output: a vector for each token, if exported with `--outputs sentence,tokens`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["TokenRows", "TokensOutput", "check_has_tokens", "reordered"]
 
 
 def check_has_tokens(manifest: Manifest) -> None:
-    """Raise if the artifact gives no token vectors."""
+    """Raise unless the artifact has token vectors."""
     if manifest.kind == MULTI_VECTOR:
         raise ValueError(f"{manifest.name} is a multi-vector encoder: use encode_query or encode_document")
     if TOKENS not in manifest.outputs:
@@ -27,17 +27,17 @@ def check_has_tokens(manifest: Manifest) -> None:
 
 
 class TokensOutput(Output):
-    """For each text [tokens, hidden], special tokens included."""
+    """An array [tokens, hidden] for each text, special tokens included."""
 
     names = (TOKENS,)
 
     def __init__(self, manifest: Manifest, *, max_tokens: int | None = None) -> None:
-        """With `max_tokens`, refuse texts that have more in all."""
+        """Make the output; with `max_tokens`, it refuses texts with more tokens in total."""
         check_has_tokens(manifest)
         self._padding_side, self._max_tokens = manifest.padding_side, max_tokens
 
     def collect(self, tokenized: TokenizedTexts) -> Collector:
-        """Return an empty list for these texts."""
+        """Return an empty collector for these texts."""
         tokens, most = tokenized.tokens(), self._max_tokens
         if most is not None and tokens > most:
             message = f"the texts have {tokens} tokens, at most {most} get vectors of their own at once"
@@ -45,18 +45,18 @@ class TokensOutput(Output):
         return _Rows(tokenized, self._padding_side)
 
     def gather(self, windows: Iterator[Window], count: int, single: bool, options: EncodeOptions) -> Any:
-        """Return a list of arrays or tensors, or one of those."""
+        """Return an array or tensor for each text, or only one for a single text."""
         return convert_each([vectors for window in windows for vectors in window.vectors], single, options)
 
 
 class TokenRows:
-    """Finds a text's own tokens in a padded row."""
+    """Strips the padding from the rows of a batch."""
 
     def __init__(self, tokenized: TokenizedTexts, padding_side: str) -> None:
         self.tokenized, self._left = tokenized, padding_side == "left"
 
     def __call__(self, row: int, padded: Array) -> Array:
-        """Of `padded`, [length, ...], the part that is text `row`."""
+        """Return the part of `padded`, [length, ...], that belongs to the text `row`."""
         count = int(self.tokenized.lengths[row])
         return padded[len(padded) - count :] if self._left else padded[:count]
 
@@ -69,7 +69,7 @@ class _Rows(Collector):
     def put(self, rows: Indices, found: Sequence[Array]) -> Indices:
         bad = [rows[:0]]
         for at, row in enumerate(rows.tolist()):
-            self._each[row] = self._own(row, found[0][at]).copy()  # not a view, which would keep the whole batch
+            self._each[row] = self._own(row, found[0][at]).copy()  # a view would keep the whole batch alive
             bad.append(not_finite(rows[at : at + 1], self._each[row][None]))
         return np.concatenate(bad)
 
@@ -78,5 +78,5 @@ class _Rows(Collector):
 
 
 def reordered(each: list[Array], order: Indices | None) -> list[Array]:
-    """The arrays in this order. Those of identical texts are copies, not the same memory twice."""
+    """Return the arrays in this order; identical texts get copies that share no memory."""
     return each if order is None else [each[row].copy() for row in order.tolist()]

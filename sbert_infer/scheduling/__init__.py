@@ -1,1 +1,1 @@
-"""Many concurrent callers, one engine: queue, batches across callers, workers."""
+"""One engine for many concurrent callers: a queue, batches across callers, and workers."""

@@ -1,4 +1,4 @@
-"""One `AsyncEngine.encode` on its way through the queue."""
+"""One call of `AsyncEngine.encode` in the queue."""
 
 from __future__ import annotations
 
@@ -25,41 +25,44 @@ __all__ = ["CLOSED", "Call", "CallOptions", "Deadlines", "guess_tokens", "succee
 Result = TypeVar("Result")
 
 CLOSED = "the engine was closed during this call"
-_CHARACTERS_PER_TOKEN, _SPECIAL_TOKENS = 4, 3  # more or less
-_LOOK_S = 0.01  # for each look at all deadlines takes a moment
+_CHARACTERS_PER_TOKEN, _SPECIAL_TOKENS = 4, 3  # approximate
+_LOOK_S = 0.01  # shortest time between checks, each of which goes through all deadlines
 _LATE = "the call was not done in time: raise timeout_s, or send fewer texts at once"
 
 
 class CallOptions(NamedTuple):
-    """What a caller asks for."""
+    """The options of a call."""
 
     prompt: str
     output: Output
     on_truncate: OnTruncate
     deadline: float
-    other_side: bool = False  # whether long texts are cut at the other end than the model's own
+    other_side: bool = False  # whether to cut long texts at the opposite end from the model's own
 
 
-# Tokenizes texts, of which each original finds its own, if not all differ; raises what the options
-# say. Gives their tokens, and how many of the first ones pooling leaves out.
+# Tokenizes unique texts, given also the index of each original text among them (None if all differ)
+# and the options. Returns the tokens, and how many leading tokens pooling leaves out.
 Read = Callable[[list[Text], "Indices | None", CallOptions], tuple[TokenizedTexts, int]]
 
 
 class Call(Request):
-    """A request with its tokens, the vectors so far, and the future that somebody awaits. For use by any thread."""
+    """A request with its tokens, its vectors so far, and the future that its caller awaits.
+
+    Any thread may use it.
+    """
 
     tokenized: TokenizedTexts
-    read_s: float | None = None  # seconds that it took to tokenize, if a worker did
+    read_s: float | None = None  # seconds it took to tokenize, if a worker did that
 
     def __init__(
         self,
-        content: TokenizedTexts | list[Text],  # texts are for `read`
-        inverse: Indices | None,  # the row of each text, where identical texts share one
+        content: TokenizedTexts | list[Text],  # texts are tokenized later, by `read`
+        inverse: Indices | None,  # the row of each text, if identical texts share a row
         options: CallOptions,
         *,
         arrival: float,
         prompt_length: int = 0,
-        guess: int,  # of tokens, until they are read
+        guess: int,  # estimated number of tokens, until they are counted
         read: Read,
     ) -> None:
         super().__init__(None, arrival=arrival, deadline=options.deadline, prompt_length=prompt_length)
@@ -73,13 +76,13 @@ class Call(Request):
             self.tokens = guess
 
     def read(self) -> bool:
-        """Tokenize the texts, unless that is done."""
+        """Tokenize the texts, unless they are. Return False, and fail the call, if that fails."""
         if self._texts is not None:
             start = time.monotonic()
             try:
                 tokenized, self.prompt_length = self._read(self._texts, self._inverse, self._options)
                 self._keep(tokenized)
-            except Exception as error:  # whatever it is, somebody waits
+            except Exception as error:  # the caller must get any error
                 self.fail(error)
                 return False
             self._texts, self.read_s = None, time.monotonic() - start
@@ -91,36 +94,36 @@ class Call(Request):
         self.set_lengths(tokenized.lengths)
 
     def store(self, rows: Indices, found: Sequence[Array]) -> Indices:
-        """Keep the output of some texts, and return those with NaN or infinity."""
+        """Store the output of some texts, and return those with NaN or infinity."""
         return self._collector.put(rows, found)
 
     def result(self) -> tuple[Encoded | None, Exception | None]:
-        """What was asked for, made of the vectors, which are all there."""
+        """Return the result of the call, which must be complete, or the error in making it."""
         inverse, tokenized = self._inverse, self.tokenized
         try:
             vectors = self._collector.result(inverse)
             return Encoded(vectors, tokenized.tokens(inverse), tokenized.cut(inverse)), None
-        except Exception as error:  # whatever it is, somebody waits
+        except Exception as error:  # the caller must get any error
             return None, error
 
     def blame(self, row: int, reason: str, *, is_finite: bool) -> None:
-        """The text of this row can't be encoded."""
+        """Fail the call because the text in this row can't be encoded."""
         text = row if self._inverse is None else int(np.flatnonzero(self._inverse == row)[0])
         self.fail(TextError(f"text {text}: {reason}", text, is_finite=is_finite))
 
     def fail(self, error: Exception) -> None:
-        """Let the caller have an error instead of vectors."""
+        """Give the caller an error instead of vectors."""
         _settle([(self.future, None, error)])
 
 
 def guess_tokens(texts: Iterable[Text], prompt: str, max_length: int) -> int:
-    """Of texts that are not tokenized yet, with `prompt` before each."""
+    """Estimate the tokens of texts that are not tokenized yet, with `prompt` before each."""
     more = _SPECIAL_TOKENS + len(prompt) // _CHARACTERS_PER_TOKEN
     return sum(min(max_length, characters(text) // _CHARACTERS_PER_TOKEN + more) for text in texts)
 
 
 def succeed(calls: Iterable[Call]) -> None:
-    """Let the callers have their vectors."""
+    """Give the callers their vectors."""
     _settle([(call.future, *call.result()) for call in calls])
 
 
@@ -128,9 +131,12 @@ Outcome = tuple["asyncio.Future[Encoded]", "Encoded | None", "Exception | None"]
 
 
 def _settle(outcomes: list[Outcome]) -> None:
-    """From any thread, and once for all of them: waking an event loop is a system call."""
+    """Set the results of futures, from any thread.
+
+    All are set in one go, because waking the event loop is a system call.
+    """
     if outcomes:
-        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody is waiting
             outcomes[0][0].get_loop().call_soon_threadsafe(_set, outcomes)
 
 
@@ -145,16 +151,19 @@ def _set(outcomes: list[Outcome]) -> None:
 
 
 class Deadlines:
-    """Fails calls that are not done in time. One timer for all of them: a timer each took 5 % of a request."""
+    """Fails calls that are not done in time, with one timer for all of them.
+
+    A timer for each call took 5 % of the time of a request.
+    """
 
     def __init__(self, calls: AbstractSet[Call]) -> None:
-        self._calls = calls  # under way, those that are done included until somebody has seen it
-        self._next = math.inf  # when the timer ends
+        self._calls = calls  # calls under way, and finished ones whose callers have not resumed yet
+        self._next = math.inf  # when the timer fires
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def note(self, call: Call) -> None:
-        """There is one more. Mostly its deadline is the last of all, and nothing is to be done."""
+        """Watch one more call. Usually its deadline is the latest, and there is nothing to do."""
         loop = call.future.get_loop()
         if call.deadline < self._next or (loop is not self._loop and call.deadline < math.inf):
             self._set(loop, call.deadline)
@@ -171,7 +180,7 @@ class Deadlines:
         left = [call for call in self._calls if not call.future.done()]
         for call in left:
             if call.deadline <= now:
-                with contextlib.suppress(RuntimeError):  # of an event loop that is closed
+                with contextlib.suppress(RuntimeError):  # the event loop is closed
                     call.future.set_exception(DeadlineError(_LATE))
         deadline = min((call.deadline for call in left if call.deadline > now), default=math.inf)
         if deadline < math.inf and self._loop is not None:
@@ -179,7 +188,10 @@ class Deadlines:
 
 
 async def within(future: asyncio.Future[Result], deadline: float) -> Result:
-    """Wait for `future` until `deadline`, on the monotonic clock. As `asyncio.wait_for`, at a fifth of its cost."""
+    """Wait for `future` until `deadline` on the monotonic clock, or raise `DeadlineError`.
+
+    This does what `asyncio.wait_for` does, at a fifth of the cost.
+    """
     if deadline == math.inf:
         return await future
     late = False

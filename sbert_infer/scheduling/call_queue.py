@@ -1,4 +1,4 @@
-"""Calls from their texts to their vectors: tokenized, queued, run by the workers, dropped if nobody waits any more."""
+"""The queue of calls: texts are tokenized, queued, run by workers, and dropped if abandoned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["CallQueue"]
 
 
 class CallQueue:
-    """The queue of one engine, and the threads that work it off. For one event loop."""
+    """The queue of one engine and the threads that run it. Serves one event loop."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class CallQueue:
 
         Args:
             pipeline: runs the texts.
-            limits: of batches and of the queue.
-            outputs: of the graph that every call needs.
+            limits: the limits of batches and of the queue.
+            outputs: names of the graph's outputs that every call needs.
             include_prompt: whether pooling includes the prompt's tokens.
             replace_backend: opens the model again, and returns the backend used until then.
-            tokenizer_of_other_side: loads a tokenizer that cuts long texts at their other end.
-            hang_timeout_s: a batch that runs for longer is given up.
-            observe: told of what happens.
+            tokenizer_of_other_side: loads a tokenizer that cuts long texts at the opposite end.
+            hang_timeout_s: a batch that runs longer than this is given up.
+            observe: called with measurements.
 
         """
         self.scheduler = Scheduler(limits)
@@ -61,10 +61,10 @@ class CallQueue:
         self._closed = False
 
     async def encode(self, texts: list[Text], options: CallOptions, arrival: float) -> Encoded:
-        """The vectors of at least one text, each with the prompt of the options before it."""
+        """Encode at least one text, with the prompt of the options before each."""
         unique, inverse = unique_texts(texts)
         little = not options.other_side and self.tokenizers.is_little(unique, options.prompt)
-        if little:  # whichever worker is free next does it
+        if little:  # the next free worker tokenizes them
             return await self._run(unique, inverse, options, arrival)
         with self._reserved(unique, options):
             tokenized, skip = await self.tokenizers.tokenize(
@@ -75,13 +75,13 @@ class CallQueue:
         return await self._run(tokenized, inverse, options, arrival, skip)
 
     async def encode_tokens(self, ids: Sequence[Sequence[int]], options: CallOptions, arrival: float) -> Encoded:
-        """The vectors of at least one text that is given as ids."""
+        """Encode at least one text, given as token ids."""
         tokenized = await self.tokenizers.check(ids, options.deadline, options.other_side)
         self._check_truncation(tokenized, None, options)
         return await self._run(tokenized, None, options, arrival)
 
     def stats(self, counts: CallCounts, *, ready: bool) -> AsyncStats:
-        """Return counters and gauges, as of now."""
+        """Return the current counters and gauges."""
         scheduler, workers = self.scheduler, self.workers
         with workers.changed:
             return AsyncStats(
@@ -100,7 +100,7 @@ class CallQueue:
             )
 
     async def close(self, until: float) -> None:
-        """Fail what is under way, and stop. What runs has until then, and at least a second."""
+        """Fail all calls and stop; wait for running batches until `until`, at least a second."""
         self._closed = True
         for call in list(self._calls):
             self._drop(call)
@@ -116,7 +116,7 @@ class CallQueue:
         arrival: float,
         prompt_length: int = 0,
     ) -> Encoded:
-        """Queue a call, and wait for what becomes of it."""
+        """Queue a call and wait for its result."""
         call = Call(
             content,
             inverse,
@@ -132,7 +132,7 @@ class CallQueue:
         self._calls.add(call)
         self._deadlines.note(call)
         try:
-            if self.workers.problem:  # since just now, maybe too late for this call to be failed with the others
+            if self.workers.problem:  # may be new, and this call too late to be failed with the others
                 call.future.cancel()
                 raise WorkerError(self.workers.problem, 1.0)
             return await call.future
@@ -142,7 +142,7 @@ class CallQueue:
             self._calls.discard(call)
 
     def _read(self, texts: list[Text], inverse: Indices | None, options: CallOptions) -> tuple[TokenizedTexts, int]:
-        """Tokenize a few texts, in a worker that holds the lock: nothing here may wait for anybody."""
+        """Tokenize a few texts. Called by a worker that holds the lock, so this must not block."""
         tokenized, skip = self.tokenizers.tokenize_little(texts, options.prompt)
         self._check_truncation(tokenized, inverse, options)
         return tokenized, skip
@@ -152,7 +152,7 @@ class CallQueue:
             self.scheduler.drop(call)
 
     def _check(self, tokens: int, deadline: float) -> None:
-        """Raise if there is no point in waiting."""
+        """Raise if a call with so many tokens can't run, or not in time."""
         if self._closed:
             raise EngineError(CLOSED)
         if self.workers.problem:
@@ -161,7 +161,7 @@ class CallQueue:
 
     @contextmanager
     def _reserved(self, texts: Sequence[Text], options: CallOptions) -> Iterator[None]:
-        """Hold room in the queue for texts whose tokens are not counted yet."""
+        """Reserve room in the queue for texts whose tokens are not counted yet."""
         guess = self._guess(texts, options)
         self._check(guess, options.deadline)
         self.scheduler.reserved_tokens += guess
@@ -171,13 +171,16 @@ class CallQueue:
             self.scheduler.reserved_tokens -= guess
 
     def _guess(self, texts: Sequence[Text], options: CallOptions) -> int:
-        """How many tokens these have: no reason to refuse them for good, and at least one each."""
+        """Estimate the number of tokens: at least one per text, at most the size of the queue.
+
+        A larger estimate would refuse the call for good.
+        """
         limits = self.scheduler.limits
         guess = guess_tokens(texts, options.prompt, limits.max_length)
         return max(len(texts), min(guess, limits.max_queue_tokens))
 
     def _check_truncation(self, tokenized: TokenizedTexts, inverse: Indices | None, options: CallOptions) -> None:
-        """Raise if a text was cut, and that is not wanted."""
+        """Raise if a text was truncated and `on_truncate` is "error"."""
         if options.on_truncate == "error" and tokenized.cut():
             first = int((tokenized.truncated if inverse is None else tokenized.truncated[inverse]).argmax())
             limit, noun = self._pipeline.tokenizer.max_length, self._pipeline.noun

@@ -1,4 +1,4 @@
-"""What waits in the queue, and what runs: requests, and batches of texts of one or more of them."""
+"""Requests, which wait in the queue, and batches, which hold texts of one or more requests."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ _FIRST = np.zeros(1, np.int64)
 
 
 class Request:
-    """The texts of one call. They are taken longest first: those that are taken together are then alike."""
+    """The texts of one call. They are taken longest first, so that similar lengths run together."""
 
     texts: int
-    tokens: int  # a guess until it is read
-    unread_tokens = 0  # that guess, while it waits to be read
-    is_counted = False  # no longer a guess
+    tokens: int  # an estimate until the request is read
+    unread_tokens = 0  # that estimate, while the request waits to be read
+    is_counted = False  # whether `tokens` is exact
 
     def __init__(
         self, lengths: Indices | None, *, arrival: float, deadline: float = math.inf, prompt_length: int = 0
     ) -> None:
         self.arrival, self.deadline, self.prompt_length = arrival, deadline, prompt_length
-        self.ended = False  # dropped: nothing more of it is to run
+        self.ended = False  # finished or dropped: no more of its texts will start
         self._taken = 0
         if lengths is not None:
             self.set_lengths(lengths)
 
     def set_lengths(self, lengths: Indices) -> None:
-        """The tokens of each text."""
+        """Set the number of tokens of each text."""
         self.is_counted = True
-        self.lengths = np.maximum(lengths, 1)  # some tokenizers make nothing of an empty text
-        self.texts = self.unfinished = len(lengths)  # unfinished: without a vector
+        self.lengths = np.maximum(lengths, 1)  # some tokenizers return no tokens for an empty text
+        self.texts = self.unfinished = len(lengths)  # those without a vector yet
         if len(lengths) == 1:  # as in most requests to a server
             self.tokens = int(self.lengths[0])
             self._order, self._before = _FIRST, np.array([0, self.tokens])
         else:
             self.tokens = int(self.lengths.sum())
             self._order = np.argsort(-self.lengths, kind="stable")
-            self._before = np.zeros(len(lengths) + 1, np.int64)  # tokens before each
+            self._before = np.zeros(len(lengths) + 1, np.int64)  # number of tokens before each text
             np.cumsum(self.lengths[self._order], out=self._before[1:])
 
     def read(self) -> bool:
-        """Count the tokens, if nobody has. False if that fails, and whoever waits has been told."""
+        """Count the tokens, unless they are. Return False, and fail the request, if that fails."""
         return True
 
     @property
     def waiting_texts(self) -> int:
-        """Texts that no round has taken yet."""
+        """The number of texts that no round has taken yet."""
         return len(self._order) - self._taken
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens that no round has taken yet."""
+        """The number of tokens that no round has taken yet."""
         return self.tokens - int(self._before[self._taken])
 
     def take(self, tokens: int) -> Indices:
-        """The next texts, as many as there are in `tokens`, but at least one."""
+        """Return the next texts: as many as fit into `tokens`, but at least one."""
         start = self._taken
         fit = int(np.searchsorted(self._before, self._before[start] + tokens, side="right")) - 1
         self._taken = max(fit, start + 1)
@@ -71,16 +71,17 @@ Part = tuple[Request, Indices]  # some texts of a request
 
 
 class Work:
-    """A batch on its way: texts of one or more requests, padded to `length` tokens."""
+    """A batch: texts of one or more requests, padded to `length` tokens."""
 
     def __init__(self, parts: list[Part], length: int, prompt_length: int, *, texts: int, tokens: int) -> None:
         self.parts, self.length, self.prompt_length = parts, length, prompt_length
-        self.texts, self.tokens = texts, tokens  # in `parts`
-        self.started = self.last_started = math.inf  # the last: of its parts, if they run one by one
-        self.alone = False  # no other batch runs or waits
+        self.texts, self.tokens = texts, tokens  # totals of `parts`
+        # `last_started` is when the last run began, if the batch failed and runs in halves.
+        self.started = self.last_started = math.inf
+        self.alone = False  # whether no other batch runs or waits
 
     def leave_out_dropped(self, now: float) -> None:
-        """Keep only what somebody still waits for."""
+        """Remove texts of requests that were dropped or are past their deadline."""
         if any(request.ended or request.deadline <= now for request, _ in self.parts):
             self.parts = [part for part in self.parts if not part[0].ended and part[0].deadline > now]
             self.texts = sum(len(rows) for _, rows in self.parts)

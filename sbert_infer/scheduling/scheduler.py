@@ -1,11 +1,11 @@
-"""Which waiting texts run next: a queue of requests as a state machine, without threads and without a clock.
+"""The scheduler: a queue of requests that decides which texts run next, without threads or a clock.
 
-Work leaves in rounds. A round takes texts from the queue, one half of them in turn, a quantum from
-each request, and the other half from the oldest requests; it cuts them into batches as `encode`
-does, and its batches leave one by one as workers ask. The turns bound what a small request waits
-for large ones before it, the age bounds what a large one waits for small ones behind it. A request
-may come before its tokens are counted: that is left to the workers, some requests at a time. See
-docs/adr/0010.
+Texts leave the queue in rounds. A round takes half of its texts from the requests in turn, a
+quantum from each, and half from the oldest requests. It cuts them into batches as `encode` does,
+and workers take the batches one by one. Taking turns bounds how long a small request waits for
+large ones before it; taking the oldest bounds how long a large request waits for small ones after
+it. A request may be added before its tokens are counted; workers then count them, a few requests at
+a time. See docs/adr/0010.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ __all__ = ["Limits", "Scheduler"]
 
 Indices = npt.NDArray[np.int64]
 
-# How much a batch that has just run counts in the measured speed.
+# The weight of the newest batch in the measured speed.
 _NEWEST = 0.1
-# The share of the time until a deadline that may be promised. Large requests are overtaken by small
-# ones that come later, and speeds vary: in a simulation at five times the load, with 0.8 a tenth of
-# the work came too late, with 0.6 none did.
+# A request is accepted if it should be done within this share of its time. Later, smaller requests
+# overtake large ones, and speeds vary: in a simulation at five times the load, a tenth of the work
+# was late with 0.8, and none with 0.6.
 _USABLE = 0.6
-# What a worker reads, at most, before it gets its batch: some 3 ms of tokenizing, and of holding
-# the lock.
+# The most tokens that a worker reads before it gets its batch: about 3 ms of tokenizing, during
+# which it holds the lock.
 _READ_TOKENS = 2048
-# What to tell a client who is refused before any speed was measured.
+# When a refused client should retry, if no speed was measured yet.
 _RETRY_S = 1.0
-# So many requests may be there however long that takes, until their deadlines. They may be all the
-# callers that there are, each with one request at a time, and would gain nothing from being sent
-# away. More than that is overload, and for some time nobody may wait for long: what is let in then
-# is what others wait for when it is over.
+# Up to this many requests may wait until their deadlines. They may be all the callers there are,
+# each with one request at a time, and refusing them would gain nothing. More requests are an
+# overload: for some time, none may wait long, because requests accepted during an overload delay
+# those that come after it.
 _PATIENT = 256
 _OVERLOAD_S = 10.0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a scheduler must keep to."""
+    """The limits of a scheduler."""
 
     max_batch_tokens: int
-    min_batch_tokens: int  # a batch that is worth a worker while others run
+    min_batch_tokens: int  # smallest batch to start at once while others run
     workers: int
-    max_length: int  # of a text
+    max_length: int  # of a text, in tokens
     max_batch_texts: int | None = None
     edges: tuple[int, ...] | None = None
     max_queue_tokens: int = 2**20
@@ -74,7 +74,7 @@ class Limits:
         max_batch_texts: int | None,
         **rest: Any,
     ) -> Limits:
-        """Return limits within those of `backend`, whose best `max_batch_tokens` is the default."""
+        """Return limits within those of `backend`, whose `max_batch_tokens` is the default."""
         if max_batch_tokens is not None and not 1 <= max_batch_tokens <= backend.max_batch_tokens:
             raise ValueError(f"max_batch_tokens must be 1 to {backend.max_batch_tokens}, the engine's own")
         budget, least = max_batch_tokens or backend.max_batch_tokens, backend.min_batch_tokens
@@ -83,50 +83,51 @@ class Limits:
 
     @cached_property
     def quantum(self) -> int:
-        """Tokens that a request may take in its turn."""
+        """The most tokens that are taken from a request in its turn."""
         return max(self.max_batch_tokens, self.max_length)
 
     def half_round(self, requests: int) -> int:
-        """Tokens that a round takes in turn, and again by age, when so many requests wait.
+        """Return the tokens of each half of a round when this many requests wait.
 
-        Small rounds are for whoever comes next. Large ones pad less, which only shows where many
-        requests wait, each of a few texts, and then nobody is served soon anyhow.
+        With small rounds, the next request starts sooner. Large rounds need less padding, but only
+        if many requests with a few texts each wait, and then none is served soon anyway.
         """
         return self.workers * self.quantum * min(4, max(1, requests // 32))
 
     def tokens_before_turn(self, requests: int, most: int | None = None) -> int:
-        """Tokens that start, at most, before the last of a new request of up to a quantum.
+        """Return the most tokens that start before all of a new request, up to a quantum, has.
 
-        `requests` wait when it comes, and never more than `most` until it leaves. What may go
-        first: the rest of a round, rounds full of turns before its own, and its own round. A round
-        may exceed its two halves by the last turn of the one and the last text of the other.
+        `requests` is how many wait when it arrives, `most` the most that wait until it leaves. The
+        rest of a round may go first, then rounds of turns before its own, and its own round. A
+        round may exceed its two halves by the last turn of one and the last text of the other.
         """
         rounds = 2 + requests * self.quantum // self.half_round(0)
         return rounds * 2 * (self.half_round(most or requests) + self.quantum)
 
 
 class Scheduler:
-    """The queue. `now` is any clock in seconds that never goes back.
+    """A queue of requests. `now` is any monotonic clock, in seconds.
 
-    Whoever calls holds a lock, except for `add` and `check`: those are for one thread, which should
-    never have to wait.
+    The caller must hold the lock, except for `add` and `check`: only one thread, which must never
+    block, may call those.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.running: set[Work] = set()
-        self.reserved_tokens = 0  # of texts that are still being tokenized; of the thread that adds requests
-        self._overload_until = -math.inf  # as well
-        # Requests that nobody has read yet. What `add` counts only grows, and is written by the
-        # thread that adds; what is taken off is counted apart, under the lock.
+        # These two are written only by the thread that adds requests.
+        self.reserved_tokens = 0  # tokens of texts that are still being tokenized
+        self._overload_until = -math.inf
+        # Requests that are not read yet. The counters in `add` only grow, and are written only by
+        # the thread that adds requests. Requests that leave are counted separately, under the lock.
         self._arrivals: deque[Request] = deque()
         self._added = self._added_tokens = 0
         self._ended = self._read_tokens = 0
-        self._done_tokens = self._done_s = 0.0  # of late, under load
-        self._mark = 0.0  # when a batch last ended, or the first began
+        self._done_tokens = self._done_s = 0.0  # recent tokens and seconds under load
+        self._mark = 0.0  # when a batch last ended, or the first one started
         self.batches = self.batch_tokens = self.padded_tokens = 0
-        # Requests with texts that no round has taken: by age, and with the one whose turn it is
-        # first.
+        # Requests with texts that no round has taken: the oldest first, and the one whose turn is
+        # next first.
         self._ages: OrderedDict[Request, None] = OrderedDict()
         self._turns: OrderedDict[Request, None] = OrderedDict()
         self._waiting_texts = self._waiting_tokens = self._planned_tokens = self._running_tokens = 0
@@ -134,42 +135,42 @@ class Scheduler:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """The speed under load, if there was any."""
+        """The measured speed under load; None if there was no load."""
         return self._done_tokens / self._done_s if self._done_s > 0 else None
 
     @property
     def requests(self) -> int:
-        """How many have not ended, those that run included."""
+        """The number of requests that have not ended, including those that run."""
         return self._added - self._ended
 
     @property
     def may_read(self) -> bool:
-        """Whether `next_batch` would read requests that nobody has read yet."""
+        """Whether `next_batch` would read new requests."""
         return bool(self._arrivals) and len(self.running) < self.limits.workers
 
     @property
     def queued_texts(self) -> int:
-        """Texts that have not started."""
+        """The number of texts that have not started."""
         unread = sum(request.texts for request in self._unread())
         return unread + self._waiting_texts + sum(work.texts for work in self._round)
 
     @property
     def queued_tokens(self) -> int:
-        """Tokens that have not started, or a guess where they are still to be counted."""
+        """The number of tokens that have not started, estimated if not counted yet."""
         unread = self._added_tokens - self._read_tokens
         return self.reserved_tokens + unread + self._waiting_tokens + self._planned_tokens
 
     def oldest_age(self, now: float) -> float:
-        """Seconds that the oldest request with texts in the queue has waited."""
+        """Return how long the oldest request with texts in the queue has waited, in seconds."""
         planned = [request.arrival for work in self._round for request, _ in work.parts if not request.ended]
         unread = [request.arrival for request in self._unread()]
         return now - min([*planned, *unread, *(request.arrival for request in islice(self._ages, 1))], default=now)
 
     def check(self, tokens: int, deadline: float, now: float) -> None:
-        """Raise `OverloadedError` if so many tokens don't fit into the queue, or would not be done in time.
+        """Raise if this many tokens do not fit into the queue, or would not be done in time.
 
-        What it reads are only numbers, which may be off by a round that is being planned. It notes
-        an overload.
+        Called without the lock, this reads counters that may be off by a round that is just being
+        made. It also notes when an overload begins.
         """
         most, queued = self.limits.max_queue_tokens, self.queued_tokens
         if tokens > most:
@@ -179,7 +180,7 @@ class Scheduler:
         if queued + tokens > most:
             wait = _RETRY_S if speed is None else (queued + tokens - most) / speed
             raise OverloadedError(f"the queue is full: {queued} of {most} tokens, and {tokens} more", wait)
-        # Hardly anything ahead: let it try, however slow the last batches were. Speeds may change.
+        # With little work ahead, accept it however slow the last batches were: speeds may change.
         ahead = self._tokens_ahead(tokens)
         if speed is None or ahead < self.limits.half_round(0):
             return
@@ -194,31 +195,34 @@ class Scheduler:
             raise OverloadedError(f"{what}, too close to the deadline in {left:.1f} s", need - _USABLE * left)
 
     def add(self, request: Request) -> None:
-        """Put a request with at least one text into the queue. Its `tokens` may be a guess until somebody reads it."""
+        """Add a request with at least one text. Its `tokens` may be estimated until it is read."""
         self._added += 1
         self._added_tokens += request.tokens
         request.unread_tokens = request.tokens
         self._arrivals.append(request)
 
     def drop(self, request: Request) -> None:
-        """Start nothing more of a request. What already runs goes on, for nobody."""
+        """Start no more texts of a request. Texts that already run are finished and ignored."""
         self._ended += not request.ended
         request.ended = True
         self._forget(request)
         if request.unread_tokens:
             self._count_read(request)
-            with suppress(ValueError):  # it has just been taken out
+            with suppress(ValueError):  # it has just been removed
                 self._arrivals.remove(request)
 
     def drop_all(self) -> list[Request]:
-        """Drop every request that has texts in the queue, and name them."""
+        """Drop every request that has texts in the queue, and return those requests."""
         found = [request for request in dict.fromkeys(self._requests()) if not request.ended]
         for request in found:
             self.drop(request)
         return found
 
     def next_batch(self, now: float) -> Work | None:
-        """The batch for a worker that is free, if one should leave now. A request past its deadline is left out."""
+        """Return a batch for a free worker, if one should start now.
+
+        Requests past their deadlines are left out.
+        """
         if self.may_read:
             self._read_arrivals(now)
         while len(self.running) < self.limits.workers:
@@ -238,19 +242,25 @@ class Scheduler:
         return None
 
     def wake_at(self) -> float:
-        """When `next_batch` will have some of what was read for a worker that is free, if nothing happens before."""
+        """Return when `next_batch` will have a batch for a free worker, if nothing else happens.
+
+        Requests that are not read yet do not count.
+        """
         oldest = next(iter(self._ages), None)
         if oldest is None or len(self.running) >= self.limits.workers:
             return math.inf
         return oldest.arrival + self.limits.max_delay_s
 
     def done(self, work: Work, now: float) -> list[Request]:
-        """A batch has run. Gives the requests of which nothing is left to do; none if the batch was abandoned."""
+        """Note that a batch has run, and return the requests that are now complete.
+
+        There are none if the batch was abandoned.
+        """
         if not self.abandon(work):
             return []
-        # What comes out while a full batch waits, whatever takes the time: that is the speed under
-        # load, which is what matters. Small batches of a few callers would make it seem much less,
-        # and large requests not worth a try.
+        # The speed that matters is the one under load: the tokens that are finished while at least
+        # a full batch waits, whatever takes the time. Small batches of a few callers would make it
+        # seem much lower, and large requests would be refused.
         if self.queued_tokens - self.reserved_tokens >= self.limits.max_batch_tokens:
             self._done_tokens = work.tokens + (1 - _NEWEST) * self._done_tokens
             self._done_s = now - self._mark + (1 - _NEWEST) * self._done_s
@@ -265,7 +275,7 @@ class Scheduler:
         return finished
 
     def abandon(self, work: Work) -> bool:
-        """Count on a batch no longer. False if it had already ended."""
+        """Remove a batch from those that run. Return False if it had already ended."""
         if work not in self.running:
             return False
         self.running.remove(work)
@@ -273,9 +283,9 @@ class Scheduler:
         return True
 
     def _tokens_ahead(self, tokens: int) -> int:
-        """Tokens that may run before the last of a new request's, if nothing more comes."""
+        """Return how many tokens may run before a new request is done, if no more requests come."""
         queued = self.queued_tokens
-        if tokens <= self.limits.quantum:  # it is done in its first turn
+        if tokens <= self.limits.quantum:  # done in its first turn
             queued = min(queued, self.limits.tokens_before_turn(len(self._turns) + len(self._arrivals)))
         return self._running_tokens + queued
 
@@ -326,16 +336,16 @@ class Scheduler:
         self._planned_tokens += int(lengths.sum())
 
     def _budget(self, lengths: Indices) -> int:
-        """Tokens per batch: the backend's best, but so that a short round has something for every worker.
+        """Return the tokens per batch: the backend's best, or less to give every worker a share.
 
-        Also for those that are not free yet: in a simulation of short texts at 70 % load, that made
-        p99 a fifth less.
+        Workers that are still busy get a share, too: in a simulation of short texts at 70 % load,
+        that reduced p99 by a fifth.
         """
         share = -(-int(lengths.sum()) // self.limits.workers)
         return min(self.limits.max_batch_tokens, max(share, self.limits.min_batch_tokens))
 
     def _pick(self, now: float) -> Iterator[Part]:
-        """The texts of a round, most urgent first."""
+        """Take the texts of a round from the queue, most urgent first."""
         half = self.limits.half_round(len(self._turns))
         for queue in (self._turns, self._ages):
             room = half
@@ -374,11 +384,11 @@ class Scheduler:
         return work
 
     def _requests(self) -> Iterator[Request]:
-        """Every request that has texts in the queue, some twice."""
+        """Yield every request that has texts in the queue, some of them twice."""
         for work in self._round:
             yield from (request for request, _ in work.parts)
         yield from self._ages
         yield from self._unread()
 
     def _unread(self) -> list[Request]:
-        return [request for request in list(self._arrivals) if not request.ended]  # a copy: more may come meanwhile
+        return [request for request in list(self._arrivals) if not request.ended]  # a copy: others may add more

@@ -1,4 +1,4 @@
-"""Counters of an `AsyncEngine`: what it has done, and what it is doing now."""
+"""Counters and gauges of an `AsyncEngine`."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ logger = logging.getLogger("sbert_infer")
 
 @dataclass(frozen=True)
 class AsyncStats:
-    """What an `AsyncEngine` has done, and what it is doing now."""
+    """Counters and gauges of an `AsyncEngine`."""
 
     ready: bool
-    queued_texts: int  # that have not started
+    queued_texts: int  # texts that have not started
     queued_tokens: int
-    oldest_age_s: float  # of the texts in the queue
+    oldest_age_s: float  # age of the oldest text in the queue
     running_batches: int
-    tokens_per_s: float | None  # under load, as measured
-    requests: int  # this and all that follow: since the start
+    tokens_per_s: float | None  # measured speed under load
+    requests: int  # this and the fields below count since the start
     texts: int
     tokens: int
-    truncated: int  # texts
+    truncated: int  # truncated texts
     batches: int
     batch_tokens: int  # tokens that ran; identical texts of one call run once
-    padded_tokens: int  # the same, padding included
+    padded_tokens: int  # tokens that ran, padding included
     restarts: int  # how often hung or dead workers were replaced
     errors: Mapping[str, int]  # calls that failed, by the name of the exception
 
 
 class CallCounts:
-    """Counts calls from their first to their last line."""
+    """Counts calls, their results and their errors."""
 
     def __init__(self, observe: Observe) -> None:
-        """Wrap `observe` so that its errors are logged and end no worker."""
+        """Wrap `observe` so that its errors are logged and do not end a worker."""
         self._observe = observe
         self.active = 0
         self.totals: Counter[str] = Counter()  # requests, texts, tokens, truncated
         self.errors: Counter[str] = Counter()
 
     def observe(self, name: str, value: float) -> None:
-        """Pass a measurement on."""
+        """Pass on a measurement; log the error if that fails."""
         try:
             self._observe(name, value)
         except Exception:
             logger.exception("observe(%r, %r) failed", name, value)
 
     def call(self, texts: int, arrival: float) -> _CountedCall:
-        """Return a context that counts a call with this many texts, and its error if it has one."""
+        """Return a context manager that counts a call with this many texts, and its error."""
         return _CountedCall(self, texts, arrival)
 
     def done(self, encoded: Encoded) -> None:
-        """Count what a call has given."""
+        """Count the tokens and truncated texts of a call that succeeded."""
         self.totals["tokens"] += encoded.tokens
         self.totals["truncated"] += encoded.truncated
 
@@ -70,7 +70,7 @@ class CallCounts:
 
 
 class _CountedCall:
-    """A context. Not a generator: that takes three times as long."""
+    """A context manager as a class, because a generator takes three times as long."""
 
     __slots__ = ("_arrival", "_counts")
 

@@ -1,4 +1,4 @@
-"""Tokenizing beside an event loop: in other threads, and in pieces, so that many callers can take turns."""
+"""Tokenizing outside the event loop: in threads, and in pieces, so that callers take turns."""
 
 from __future__ import annotations
 
@@ -22,42 +22,48 @@ __all__ = ["TokenizerPool"]
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
-# Texts that are tokenized in one go: a caller with one text waits no longer than that for a caller
-# with thousands.
+# Texts that are tokenized in one piece. A caller with one text waits for no more than a piece of a
+# caller with thousands.
 _PIECE_TEXTS = 64
-_THREADS = 2  # the tokenizer shares a piece among the cores by itself, and releases the GIL
-# Characters that take some 0.2 ms to tokenize: handing them to a thread would cost as much.
+_THREADS = 2  # the tokenizer itself spreads a piece over the cores, and releases the GIL
+# Characters that take about 0.2 ms to tokenize. Handing them to a thread would cost as much.
 _FEW_CHARACTERS = 1000
-_TEXT_COST = 20  # what a text takes whatever its length, in characters
-_PROMPTS = 64  # whose lengths are kept
+_TEXT_COST = 20  # fixed cost of a text, in characters
+_PROMPTS = 64  # number of prompts whose lengths are cached
 
 
 class TokenizerPool:
-    """Threads that run the tokenizer of a pipeline, or another one, which cuts long texts at their other side."""
+    """Threads that run a pipeline's tokenizer, or one that cuts long texts at the opposite end."""
 
     def __init__(self, pipeline: Pipeline, other_side: Callable[[int], Tokenizer], *, include_prompt: bool) -> None:
         self._pipeline, self._include_prompt = pipeline, include_prompt
-        self._other_side = lru_cache(maxsize=1)(other_side)  # few ask for it
+        self._other_side = lru_cache(maxsize=1)(other_side)  # loaded when first needed, which is rare
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sbert-infer-tokenizer")
         self._prompt_length = lru_cache(maxsize=_PROMPTS)(pipeline.tokenizer.prompt_length)
 
     def tokenizer(self, other_side: bool) -> Tokenizer:
-        """The pipeline's own or the other one, which takes a moment the first time: for other threads."""
+        """Return the pipeline's tokenizer, or the one that cuts at the opposite end.
+
+        Loading the latter takes a moment the first time, so do not call this in the event loop.
+        """
         own = self._pipeline.tokenizer
         return self._other_side(own.max_length) if other_side else own
 
     def is_little(self, texts: Sequence[Text], prompt: str) -> bool:
-        """Whether these are so few that no thread of the pool is needed: `tokenize_little` is for any thread."""
+        """Return whether texts are so short that `tokenize_little` may run them in any thread."""
         return sum(map(characters, texts)) + (_TEXT_COST + len(prompt)) * len(texts) <= _FEW_CHARACTERS
 
     def tokenize_little(self, texts: Sequence[Text], prompt: str) -> tuple[TokenizedTexts, int]:
-        """As `tokenize`, at once."""
+        """Do what `tokenize` does, but in the calling thread."""
         return self._tokenize(texts, prompt), self._left_out(prompt)
 
     async def tokenize(
         self, texts: Sequence[Text], prompt: str, deadline: float, other_side: bool = False
     ) -> tuple[TokenizedTexts, int]:
-        """The tokens of `texts`, with `prompt` before each, and how many of them pooling leaves out."""
+        """Tokenize `texts`, with `prompt` before each.
+
+        Returns the tokens, and how many leading tokens pooling leaves out.
+        """
         skip = await self._run(deadline, self._left_out, prompt) if prompt else 0
         pieces = [
             await self._run(deadline, self._tokenize, texts[start : start + _PIECE_TEXTS], prompt, other_side)
@@ -68,13 +74,13 @@ class TokenizerPool:
     async def check(
         self, token_ids: Sequence[Sequence[int]], deadline: float, other_side: bool = False
     ) -> TokenizedTexts:
-        """Texts that were tokenized elsewhere."""
+        """Check texts that were tokenized elsewhere, and cut those over the limit."""
         if sum(map(len, token_ids)) <= _FEW_CHARACTERS and not other_side:
             return self._pipeline.tokenizer.tokenized(token_ids)
         return await self._run(deadline, lambda: self.tokenizer(other_side).tokenized(token_ids))
 
     def close(self) -> None:
-        """Take no more pieces, and wait for those that were."""
+        """Accept no more pieces, and wait for those under way."""
         self._threads.shutdown()
 
     def _tokenize(self, texts: Sequence[Text], prompt: str, other_side: bool = False) -> TokenizedTexts:
@@ -92,7 +98,10 @@ class TokenizerPool:
 
 
 def _without_panic(function: Callable[[Argument], Result], argument: Argument) -> Result:
-    """A panic of the tokenizer's is no `Exception`, and would end a worker."""
+    """Call `function`, and turn a panic of the tokenizer into an `EngineError`.
+
+    A panic is not an `Exception`, so it would end a worker.
+    """
     try:
         return function(argument)
     except Exception:

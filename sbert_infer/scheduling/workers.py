@@ -1,7 +1,7 @@
-"""Threads that run the batches of a scheduler, find the text that makes one fail, and are replaced if they hang or die.
+"""Worker threads, which run the scheduler's batches and are replaced if they hang or die.
 
-A thread can't be killed. One that hangs is left behind with its backend, and new ones start on a
-fresh backend.
+If a batch fails, its worker finds the texts that are to blame. A thread can't be killed: one that
+hangs is left behind with its backend, and new threads start with a new backend.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["Workers", "find_faults"]
 _WATCH_S = 0.2
 _RETRY_S = 1.0
 _LONGEST_RETRY_S = 30.0
-# A batch that takes so many times as long as usual, but at least so long, seems to hang: `ready`
-# turns off.
+# A batch that takes this many times as long as usual, and at least this many seconds, seems to
+# hang: `ready` becomes False.
 _SUSPECT_TIMES = 10
 _SUSPECT_S = 0.5
-# Each backend that was left behind keeps its memory. After so many, only a new process helps.
+# Each backend that was left behind keeps its memory. With this many, only a new process helps.
 _MAX_HUNG = 3
 
 
@@ -45,7 +45,7 @@ class Fault(NamedTuple):
     request: Request
     row: int
     reason: str
-    is_finite: bool  # False: the model ran, but gave NaN or infinity
+    is_finite: bool  # False if the model ran, but returned NaN or infinity
 
 
 class _Run(NamedTuple):
@@ -54,9 +54,12 @@ class _Run(NamedTuple):
 
 
 class Workers:
-    """As many threads as the backend has workers, and one that watches them. `changed` guards the scheduler."""
+    """One thread for each worker of the backend, and one that watches them.
 
-    _idle = 0  # threads that wait, or are about to
+    The condition `changed` guards the scheduler.
+    """
+
+    _idle = 0  # number of threads that wait, or are about to
 
     def __init__(
         self,
@@ -70,18 +73,18 @@ class Workers:
     ) -> None:
         self.changed = threading.Condition()
         self.restarts = 0
-        self.problem = ""  # why there are no workers, if there is no hope that there soon will be
+        self.problem = ""  # why there are no workers, if the last attempt to replace them failed
         self._scheduler, self._pipeline, self._outputs = scheduler, pipeline, tuple(outputs)
         self._replace_backend = replace_backend
         self._hang_timeout_s, self._observe = hang_timeout_s, observe
         self._probe = _probe(pipeline)
-        self._backend: Backend | None = None  # that the current threads use
+        self._backend: Backend | None = None  # used by the current threads; None if there are none
         self._threads: list[threading.Thread] = []
         self._runs: dict[Work, _Run] = {}
         self._hung: list[threading.Thread] = []
-        self._usual_s: float | None = None  # that a batch takes, of late
-        self._suspected = False  # whether one that runs seems to hang
-        self._failures = 0  # of opening a fresh backend, in a row
+        self._usual_s: float | None = None  # how long recent batches took
+        self._suspected = False  # whether a running batch seems to hang
+        self._failures = 0  # consecutive failures to open a new backend
         self._retry_at = -math.inf
         self._stop = threading.Event()
         self._begin(pipeline.backend)
@@ -94,13 +97,14 @@ class Workers:
         return self._backend is not None and not self._suspected and not self._stop.is_set()
 
     def wake(self) -> None:
-        """Something was added to the scheduler."""
-        if self._idle:  # otherwise they look by themselves, and the lock may be held for milliseconds
+        """Wake a worker, after a request was added to the scheduler."""
+        # Busy workers look for requests by themselves, and may hold the lock for milliseconds.
+        if self._idle:
             with self.changed:
                 self.changed.notify()
 
     def stop(self, timeout_s: float) -> None:
-        """Start no more batches, and wait for those that run, but not for what hangs."""
+        """Start no more batches, and wait up to `timeout_s` for those that run."""
         with self.changed:
             self._stop.set()
             self.changed.notify_all()
@@ -114,7 +118,7 @@ class Workers:
             threading.Thread(target=self._work, args=(backend,), name=f"sbert-infer-worker_{number}", daemon=True)
             for number in range(backend.workers)
         ]
-        with self.changed:  # until all have started, or `stop` could find one that has not
+        with self.changed:  # held until all have started: `stop` can't join one that has not
             self._backend, self.problem, self._threads = backend, "", threads
             for thread in threads:
                 thread.start()
@@ -123,31 +127,32 @@ class Workers:
         while (work := self._next(backend)) is not None:
             try:
                 faults = find_faults(partial(self._run, backend, work), work.parts, partial(self._check, backend))
-            except BaseException as error:  # not the fault of a text
+            except BaseException as error:  # no text is to blame
                 self._lose(work, f"the worker that ran it died: {error!r}")
                 return
             self._finish(work, faults)
 
     def _next(self, backend: Backend) -> Work | None:
-        """Wait for a batch; None when this thread is to end."""
+        """Wait for a batch and return it; return None if this thread must end."""
         with self.changed:
             while self._backend is backend and not self._stop.is_set():
                 now = time.monotonic()
                 if (work := self._scheduler.next_batch(now)) is not None:
                     self._runs[work] = _Run(backend, threading.current_thread())
                     if self._idle and self._scheduler.queued_tokens:
-                        self.changed.notify()  # there may be something for another, who was not woken
+                        self.changed.notify()  # there may be work for a thread that was not woken
                     return work
                 wake = self._scheduler.wake_at()
                 self._idle += 1
-                if not self._scheduler.may_read:  # a last look: what comes from now on wakes somebody
+                # Check again: a request that came before `_idle` was raised has woken no thread.
+                if not self._scheduler.may_read:
                     self.changed.wait(None if wake == math.inf else max(0.0, wake - now))
                 self._idle -= 1
-            self.changed.notify_all()  # what this thread ran last may be what others wait for
+            self.changed.notify_all()  # others may be waiting for the batch that this thread ran last
         return None
 
     def _run(self, backend: Backend, work: Work, parts: list[Part]) -> list[Part]:
-        """Run some texts of a batch and keep their vectors. Gives those whose vectors are not finite."""
+        """Run some texts of a batch and store their vectors; return those that are not finite."""
         work.last_started = time.monotonic()
         calls = [(cast(Call, request), rows) for request, rows in parts]
         tokenized = TokenizedTexts.joined((call.tokenized, rows) for call, rows in calls)
@@ -171,7 +176,7 @@ class Workers:
     def _finish(self, work: Work, faults: list[Fault]) -> None:
         took = time.monotonic() - work.started
         with self.changed:
-            if work in self._scheduler.running:  # else it was given up long ago
+            if work in self._scheduler.running:  # otherwise it was given up
                 self._usual_s = max(took, 0.9 * (self._usual_s or 0.0))
             for fault in faults:
                 self._scheduler.drop(fault.request)
@@ -189,7 +194,7 @@ class Workers:
             self._observe("queue", work.started - request.arrival)
 
     def _lose(self, work: Work, reason: str) -> None:
-        """Give up a batch, and every thread that shares its backend."""
+        """Give up a batch, and all threads that share its backend."""
         with self.changed:
             if not self._scheduler.abandon(work):
                 return
@@ -211,7 +216,7 @@ class Workers:
                 hung = [work for work in self._scheduler.running if work.last_started < now - self._hang_timeout_s]
                 self._suspected = any(work.last_started < now - patience_s for work in self._scheduler.running)
                 dead = [work for work, run in self._runs.items() if not run.thread.is_alive()]
-                ended = not all(thread.is_alive() for thread in self._threads)  # with a batch or without
+                ended = not all(thread.is_alive() for thread in self._threads)  # even without a batch
                 if ended and not self._stop.is_set():
                     self._backend = None
                     self.changed.notify_all()
@@ -223,13 +228,16 @@ class Workers:
                 self._replace()
 
     def _patience_s(self) -> float:
-        """How long a batch may run before it seems to hang. It is given up only after `hang_timeout_s`."""
+        """Return how long a batch may run before it seems to hang.
+
+        It is given up only after `hang_timeout_s`.
+        """
         if self._usual_s is None:
             return self._hang_timeout_s
         return min(self._hang_timeout_s, max(_SUSPECT_S, _SUSPECT_TIMES * self._usual_s))
 
     def _replace(self) -> None:
-        """Open a fresh backend. Until that succeeds, what is queued fails, rather than wait for nothing."""
+        """Open a new backend and start its threads; if that fails, fail all queued requests."""
         self._hung = [thread for thread in self._hung if thread.is_alive()]
         try:
             if len(self._hung) >= _MAX_HUNG:
@@ -255,10 +263,10 @@ class Workers:
 
 
 def find_faults(run: Callable[[list[Part]], list[Part]], parts: list[Part], check: Callable[[], object]) -> list[Fault]:
-    """Run texts, and if that fails run halves of them, down to the texts that fail by themselves.
+    """Run texts; if that fails, run halves of them, down to the texts that fail by themselves.
 
-    `run` gives the texts whose vectors are not finite. `check` raises if it is not a text's fault
-    that `run` raised.
+    `run` returns the texts whose vectors are not finite. `check` raises if `run` would fail on any
+    text.
     """
     faults: list[Fault] = []
     todo = [parts]

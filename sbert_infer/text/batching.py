@@ -1,4 +1,4 @@
-"""Which texts run together, and in which shapes: pure functions on token counts."""
+"""Batching: pure functions of token counts that decide which texts run together, and how padded."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["BatchRows", "bucket_edges", "cut_batches"]
 
 Indices = npt.NDArray[np.int64]
 
-# What starting a batch costs, in tokens: a batch of 128 has 8 % less throughput per token than one
-# of 512 (measured on MiniLM, 2 cores, FP32 and int8 alike).
+# The cost of starting a batch, in tokens: a batch of 128 tokens has 8 % less throughput per token
+# than one of 512 (measured on MiniLM, 2 cores, FP32 and int8 alike).
 BATCH_COST_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class BatchRows:
-    """Which texts run together, padded to `length` tokens."""
+    """The rows of texts that run together, padded to `length` tokens."""
 
     rows: Indices
     length: int
@@ -31,19 +31,20 @@ def cut_batches(
     max_batch_texts: int | None = None,
     edges: Sequence[int] | None = None,
 ) -> list[BatchRows]:
-    """Cut texts, sorted by length, into batches of at most `max_batch_tokens` tokens, padding included.
+    """Sort texts by length and cut them into batches of at most `max_batch_tokens`, padded.
 
-    The cuts are those that cost the least: the tokens that run, padding included, and a little for
-    each batch. A batch is padded to its longest text or, with `edges`, to the next edge: then the
-    only lengths that run are the edges. The longest come first, so that the short batches at the
-    end fill whatever worker is free. A text longer than the budget runs alone.
+    The cuts minimize the cost: the number of tokens that run, padding included, plus a little for
+    each batch. A batch is padded to its longest text or, with `edges`, to the next edge, so that
+    only those lengths run. The longest texts come first, so that short batches at the end keep
+    every worker busy. A text longer than the budget runs alone.
 
-    >>> [batch.rows.tolist() for batch in cut_batches(np.array([35, 90, 36, 40]), max_batch_tokens=120)]
+    >>> batches = cut_batches(np.array([35, 90, 36, 40]), max_batch_tokens=120)
+    >>> [batch.rows.tolist() for batch in batches]
     [[1], [3, 2, 0]]
     """
     order = np.argsort(-lengths, kind="stable")
     padded = lengths[order] if edges is None else _next_edge(lengths[order], edges)
-    padded = np.maximum(padded, 1)  # a tokenizer without special tokens makes nothing of an empty text
+    padded = np.maximum(padded, 1)  # an empty text has no tokens if there are no special tokens
     counts = _batch_sizes(padded, max_batch_tokens, max_batch_texts or len(order))
     batches = []
     start = 0
@@ -55,25 +56,28 @@ def cut_batches(
 
 
 def _batch_sizes(padded: Indices, max_batch_tokens: int, max_batch_texts: int) -> Indices:
-    """How many texts the best batch that starts at each text holds: a dynamic programme from the last text back."""
+    """Return, for each text, the size of the cheapest batch that starts at it.
+
+    This is dynamic programming, from the last text back to the first.
+    """
     texts = len(padded)
     sizes = np.ones(texts, np.int64)
-    cost = np.zeros(texts + 1, np.int64)  # of all texts from this one on
+    cost = np.zeros(texts + 1, np.int64)  # of running all texts from this one on
     ramp = np.arange(1, texts + 1)
     for start in range(texts - 1, -1, -1):
         most = min(texts - start, max(1, max_batch_tokens // int(padded[start])), max_batch_texts)
         options = padded[start] * ramp[:most] + cost[start + 1 : start + 1 + most]
-        sizes[start] = most - options[::-1].argmin()  # the largest of equally good ones
+        sizes[start] = most - options[::-1].argmin()  # the largest of the cheapest sizes
         cost[start] = options[sizes[start] - 1] + BATCH_COST_TOKENS
     return sizes
 
 
 def bucket_edges(lengths: Indices, count: int, longest: int, multiple: int = 1) -> list[int]:
-    """At most `count` lengths, the last of them `longest`, that pad texts of these `lengths` the least in total.
+    """Return at most `count` bucket edges that pad texts of these `lengths` least in total.
 
-    Edges are multiples of `multiple` (the last one is `longest` itself). A dynamic programme over
-    the histogram: the least cost of all texts up to an edge, given how many edges are used, from
-    the least costs of the edges before it.
+    Edges are multiples of `multiple`, except for the last, which is `longest`. This is dynamic
+    programming over the histogram: the least cost of all texts up to an edge, for a given number
+    of edges, follows from the least costs of the edges before it.
 
     >>> bucket_edges(np.array([5, 5, 5, 90, 91, 92]), count=2, longest=128)
     [5, 128]
@@ -84,11 +88,11 @@ def bucket_edges(lengths: Indices, count: int, longest: int, multiple: int = 1) 
         raise ValueError(f"need count >= 1 and lengths between 1 and {longest}, got count={count}")
     candidates = np.unique(np.append(np.minimum(-(-lengths // multiple) * multiple, longest), longest))
     texts = np.searchsorted(np.sort(lengths), candidates, side="right")  # texts that fit each candidate
-    # cost[i]: tokens that run for the texts up to candidate i, with as many edges as rounds so far
+    # cost[i]: the tokens that run for all texts up to candidate i, with one edge more in each round
     cost = texts * candidates
     choices = []
     for _ in range(min(count, len(candidates)) - 1):
-        # [from, to]: the texts between two edges run at the length of the second
+        # steps[from, to]: the texts between two edges run at the length of the second one
         steps = cost[:, None] + (texts[None, :] - texts[:, None]) * candidates[None, :]
         steps = np.where(np.tri(len(candidates), k=-1).T > 0, steps, np.iinfo(np.int64).max)
         best = steps.argmin(axis=0)
@@ -99,7 +103,7 @@ def bucket_edges(lengths: Indices, count: int, longest: int, multiple: int = 1) 
 
 
 def _follow(candidates: Indices, choices: list[Indices]) -> list[int]:
-    """Walk back from the last candidate through the choices of each round; -1 uses no edge in that round."""
+    """Return the edges by walking back through the choices; -1 means no edge in that round."""
     at = len(candidates) - 1
     edges = [int(candidates[at])]
     for choice in reversed(choices):

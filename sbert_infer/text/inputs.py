@@ -1,4 +1,4 @@
-"""What counts as texts, and the errors for what does not."""
+"""Checks of the texts and pairs that callers pass, with errors that name the wrong one."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ __all__ = [
 
 
 def as_texts(inputs: Any) -> tuple[Iterable[str], bool]:
-    """The texts in order, and whether it was one text alone. What each of them is remains to be checked."""
+    """Return the texts in order, and whether a single text was given. Items are not checked yet."""
     if isinstance(inputs, str):
         return [inputs], True
-    if type(inputs) is list:  # before the questions that take longer; a table may be a kind of list
+    if type(inputs) is list:  # before the slower checks below; a table may be a subclass of list
         return inputs, False
     if isinstance(inputs, (bytes, bytearray, Mapping, Set)) or not isinstance(inputs, Iterable):
         raise TypeError(f"encode needs a str or an iterable of str in order, got {type(inputs).__name__}")
-    if (ndim := getattr(inputs, "ndim", 1)) != 1:  # an array, or a table, which would give its column names
+    if (ndim := getattr(inputs, "ndim", 1)) != 1:  # an array, or a table, which would yield its column names
         raise TypeError(f"encode needs texts in one dimension, got {type(inputs).__name__} with {ndim}")
     return inputs.tolist() if isinstance(inputs, np.ndarray) else inputs, False
 
 
 def as_list(inputs: Any, method: str) -> list[str]:
-    """The texts of a method that takes many, checked. One text would be a list of its characters."""
+    """Return the texts as a list, checked. A single str, which iterates characters, is refused."""
     texts, single = as_texts(inputs)
     if single:
         raise TypeError(f"{method} needs a list of texts, got one str")
@@ -45,10 +45,10 @@ def as_list(inputs: Any, method: str) -> list[str]:
 
 
 def as_pairs(inputs: Any) -> tuple[list[Any], bool]:
-    """The pairs in order, and whether it was one pair alone. What each of them is remains to be checked."""
+    """Return the pairs in order, and whether a single pair was given. Items are not checked yet."""
     if isinstance(inputs, (str, bytes, bytearray, Mapping, Set)) or not isinstance(inputs, Iterable):
         raise TypeError(f"predict needs a pair of texts or a list of pairs, got {type(inputs).__name__}")
-    if hasattr(inputs, "columns"):  # a table, which would give its column names
+    if hasattr(inputs, "columns"):  # a table, which would yield its column names
         raise TypeError(f"predict needs a list of pairs, got {type(inputs).__name__}: pass its values")
     items = inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
     single = bool(items) and isinstance(items[0], str)
@@ -56,7 +56,7 @@ def as_pairs(inputs: Any) -> tuple[list[Any], bool]:
 
 
 def check_pairs(pairs: Sequence[object], start: int = 0) -> None:
-    """Raise for the first item that is not two texts, naming its index."""
+    """Raise an error that names the index of the first item that is not a pair of texts."""
     for index, pair in enumerate(pairs, start):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(f"pair {index} must be two texts, got {type(pair).__name__}: {pair!r:.60}")
@@ -65,24 +65,24 @@ def check_pairs(pairs: Sequence[object], start: int = 0) -> None:
 
 
 def characters(text: Text) -> int:
-    """How many a text, or a pair, has."""
+    """Return the number of characters of a text or a pair."""
     return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
 
 
 def prepend(prompt: str, texts: Sequence[Text]) -> list[Text]:
-    """`prompt` before each text, or before the first of each pair."""
+    """Put `prompt` before each text, or before the first text of each pair."""
     return [prompt + text if isinstance(text, str) else (prompt + text[0], text[1]) for text in texts]
 
 
 def check_texts(texts: Sequence[object], start: int = 0) -> None:
-    """Raise for the first item that `check_text` refuses, naming its index."""
+    """Raise an error that names the index of the first item that `check_text` refuses."""
     for index, text in enumerate(texts, start):
         if not isinstance(text, str) or not text.isascii():
             check_text(text, f"text {index}")
 
 
 def check_text(text: object, name: str) -> None:
-    """Raise unless `text` is a str that can be written as UTF-8."""
+    """Raise unless `text` is a str that can be encoded as UTF-8."""
     if not isinstance(text, str):
         raise TypeError(f"{name} must be a str, got {type(text).__name__}: {text!r:.60}")
     try:

@@ -1,8 +1,8 @@
-"""Pairs of texts to token ids: both texts, and the special tokens around and between them.
+"""Tokenizing pairs of texts, with the special tokens around and between them.
 
-The texts are tokenized one by one and put together here. `tokenizers` can do that by itself, but
-when it cuts a pair it also makes every combination of the pieces that it cut off: two texts of 200
-KB would take gigabytes.
+The texts are tokenized one by one and joined here. `tokenizers` can tokenize pairs itself, but when
+it truncates a pair it also returns every combination of the pieces that it cut off: two texts of
+200 KB would take gigabytes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ _SAMPLES = ("a", "1", "the", "。")  # the first that has a token shows where sp
 
 
 class PairTokenizer(Tokenizer):
-    """Tokenizes pairs to at most `max_length` tokens, special ones included. The longer text of a pair is cut first."""
+    """Tokenizes pairs to at most `max_length` tokens, special ones included.
+
+    The longer text of a pair is cut first.
+    """
 
     def __init__(
         self, tokenizer_json: str, max_length: int, truncation_side: str = "right", *, token_types: bool = False
     ) -> None:
-        """With `token_types`, tokens of the second text are told from those of the first."""
+        """Load the tokenizer; with `token_types`, mark the tokens of the second text of a pair."""
         super().__init__(tokenizer_json, max_length, truncation_side)
         self._token_types = token_types
         self._room = max_length - self.backend.num_special_tokens_to_add(True)
@@ -36,9 +39,9 @@ class PairTokenizer(Tokenizer):
         self.backend.enable_truncation(max_length, direction=truncation_side)
 
     def __call__(self, texts: Sequence[Text]) -> TokenizedTexts:
-        """Tokenize pairs; longer ones are cut and marked."""
+        """Tokenize pairs; those over the limit are cut and marked as truncated."""
         pairs = [self._shorter(text) for text in texts if not isinstance(text, str)]
-        if len(pairs) < len(texts):  # one text instead of two: something for the model to try
+        if len(pairs) < len(texts):  # single texts, such as the workers' probe
             return super().__call__(texts)
         tokens = self._tokens_of(list(dict.fromkeys(chain.from_iterable(pairs))))
         rows = [self._joined(tokens[first], tokens[second]) for first, second in pairs]
@@ -51,7 +54,10 @@ class PairTokenizer(Tokenizer):
         return TokenizedTexts(ids, starts, lengths, truncated, types if self._token_types else None)
 
     def _tokens_of(self, texts: list[str]) -> dict[str, _Tokens]:
-        """The tokens of each text by itself, without special ones: as many as may be kept, and how many there are."""
+        """Return the tokens of each text, as many as may be kept, and their full number.
+
+        Special tokens are not included.
+        """
         encodings = self._encodings(texts, add_special_tokens=False)
         counts = [len(encoding) + sum(map(len, encoding.overflowing)) for encoding in encodings]
         return {
@@ -71,10 +77,10 @@ class PairTokenizer(Tokenizer):
         return _Row(ids, types, first + second < texts[0].total + texts[1].total)
 
     def _shorter(self, pair: Pair) -> Pair:
-        """A pair that gives the same tokens.
+        """Return a pair, with a long text cut to a prefix, that gives the same tokens.
 
-        A long text may be cut to a prefix where the other one fits by itself. Where neither does,
-        how many tokens are kept of each depends on which of them is longer.
+        A long text may be cut only if the other text fits the limit by itself. If neither does, the
+        number of tokens kept of each depends on which of them is longer.
         """
         first, second = pair
         if len(second) > LONG * self.max_length and self._fits(first):
@@ -87,7 +93,7 @@ class PairTokenizer(Tokenizer):
         return len(text) <= LONG * self.max_length and not self.backend.encode(text).overflowing
 
     def _frame_of(self, sample: str) -> _Frame | None:
-        """What stands around and between two texts, seen on a sample; None if it has no tokens."""
+        """Return the special tokens around a pair of `sample` texts; None if it has no tokens."""
         encoding = self.backend.encode(sample, sample)
         owners = encoding.sequence_ids  # 0 or 1; None for special tokens
         if 0 not in owners or 1 not in owners:
@@ -110,12 +116,12 @@ class _Row(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    special: list[_Row]  # before, between and after the texts
-    types: list[int]  # of the tokens of each text
+    special: list[_Row]  # special tokens before, between and after the texts
+    types: list[int]  # token type of each text
 
 
 def keep(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of two texts are kept where there is room for so many: the longer one is cut first.
+    """Return how many tokens of each text fit into `room`; the longer text is cut first.
 
     >>> keep(3, 20, 10), keep(9, 8, 11), keep(2, 3, 10)
     ((3, 7), (6, 5), (2, 3))

@@ -1,4 +1,4 @@
-"""Texts to token ids, with the limits the model was trained with and nothing that `tokenizer.json` bakes in."""
+"""Tokenizing texts with the model's own limits, not those that `tokenizer.json` may contain."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ __all__ = ["TokenizedTexts", "Tokenizer"]
 
 Ids = npt.NDArray[np.int64]
 
-# Characters per allowed token: a text with more than LONG is cut to a prefix of PREFIX before it is
-# tokenized, which is still several times what a token of ordinary text takes.
+# Characters per allowed token: a text with more than LONG is cut to a prefix of _PREFIX before it
+# is tokenized. That is still several times the characters of a token in ordinary text.
 LONG, _PREFIX = 16, 8
 _MARGIN = 256  # characters
-# The tokenizer holds the GIL while it encodes one text, but not a batch: a long text would hold up
-# all other threads.
-_SHORT = 1000  # characters
+# The tokenizer holds the GIL while it encodes a single text, but not while it encodes a batch. Only
+# texts up to this many characters are encoded singly, as a long one would block all other threads.
+_SHORT = 1000
 _ZERO = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True)
 class TokenizedTexts:
-    """The ids of many texts, end to end: text `i` is `ids[starts[i] : starts[i] + lengths[i]]`."""
+    """Token ids of many texts: those of text `i` are `ids[starts[i] : starts[i] + lengths[i]]`."""
 
     ids: Ids
     starts: Ids
     lengths: Ids
     truncated: npt.NDArray[np.bool_]
-    types: Ids | None = None  # beside `ids`: 1 for the second text of a pair, in models that tell them apart
-    attended: Ids | None = None  # of each text: its first tokens that are attended to; None for all
+    types: Ids | None = None  # for each id, 1 in the second text of a pair; None if not needed
+    attended: Ids | None = None  # leading tokens of each text that are attended to; None for all
 
     def span(self, row: int) -> tuple[int, int]:
-        """Where the ids of a text start, and their end offset (exclusive)."""
+        """Return the start and end offset (exclusive) of a text's ids."""
         start = int(self.starts[row])
         return start, start + int(self.lengths[row])
 
     def tokens(self, rows: Ids | None = None) -> int:
-        """How many all texts have, or some of them."""
+        """Return the number of tokens of all texts, or of some rows."""
         return len(self.ids) if rows is None else int(self.lengths[rows].sum())
 
     def cut(self, rows: Ids | None = None) -> int:
-        """How many texts were truncated, of all or of some."""
+        """Return how many texts were truncated, of all texts or of some rows."""
         return int(np.count_nonzero(self.truncated if rows is None else self.truncated[rows]))
 
     def padded(self, rows: Ids, length: int, pad_id: int, padding_side: str) -> tuple[Ids, Ids, Ids | None]:
-        """Token ids, attention mask and token types (or None) of some texts, each [rows, length]."""
+        """Return token ids, attention mask and token types (or None), each [rows, length]."""
         position = np.arange(length)[None, :]
         lengths = self.lengths[rows, None]  # [rows, 1]
         if padding_side == "left":
@@ -61,13 +61,13 @@ class TokenizedTexts:
         own = (position >= 0) & (position < lengths)  # [rows, length]
         mask = own if self.attended is None else own & (position < self.attended[rows, None])
         where = np.where(own, self.starts[rows, None] + position, 0)
-        ids = self.ids if len(self.ids) else np.zeros(1, np.int64)  # no token at all: every text is empty
+        ids = self.ids if len(self.ids) else np.zeros(1, np.int64)  # if every text is empty, there are no ids
         types = None if self.types is None else np.where(own, self.types[where], 0)
         return np.where(own, ids[where], pad_id), mask.astype(np.int64), types
 
     @classmethod
     def joined(cls, parts: Iterable[tuple[TokenizedTexts, Ids]]) -> TokenizedTexts:
-        """Some rows of each of several."""
+        """Join the given rows of several objects into one."""
         ids: list[Ids] = []
         types: list[Ids] = []
         lengths: list[Ids] = []
@@ -87,7 +87,7 @@ class TokenizedTexts:
 
 
 class Tokenizer:
-    """A fast tokenizer that truncates to `max_length` tokens, special ones included, and never pads."""
+    """A tokenizer that truncates to `max_length` tokens, special ones included, and never pads."""
 
     def __init__(self, tokenizer_json: str, max_length: int, truncation_side: str = "right") -> None:
         self.backend = tokenizers.Tokenizer.from_str(tokenizer_json)
@@ -98,7 +98,7 @@ class Tokenizer:
         self._special_ids = {id for id, token in self.backend.get_added_tokens_decoder().items() if token.special}
 
     def __call__(self, texts: Sequence[Text]) -> TokenizedTexts:
-        """Tokenize `texts`; longer ones are cut and marked. Pairs are for a `PairTokenizer`."""
+        """Tokenize `texts`, not pairs; those over the limit are cut and marked as truncated."""
         whole = cast("Sequence[str]", texts)
         if max(map(len, whole), default=0) > LONG * self.max_length:
             whole = [self._prefix(text) for text in whole]
@@ -112,28 +112,31 @@ class Tokenizer:
         return TokenizedTexts(ids, np.cumsum(lengths) - lengths, lengths, truncated)
 
     def _encodings(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[tokenizers.Encoding]:
-        """In the tokenizer's threads, except for little: it would have to wait there for whatever is before it."""
+        """Encode `texts` in the tokenizer's own threads, or here if they are short.
+
+        In those threads, short texts would have to wait for all work that was queued before them.
+        """
         if sum(map(len, texts)) <= _SHORT:
             return [self.backend.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         return self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
 
     def _one(self, text: str) -> TokenizedTexts:
-        """A short text by itself: not worth waking the tokenizer's threads for, nor what many texts take in numpy."""
+        """Tokenize one short text, without the tokenizer's threads and numpy's cost for many."""
         encoding = self.backend.encode(text)
         ids = np.array(encoding.ids, np.int64)
         return TokenizedTexts(ids, _ZERO, np.array([len(ids)]), np.array([bool(encoding.overflowing)]))
 
     @cached_property
     def vocabulary(self) -> int:
-        """The ids end before this. Not at the start: it takes a copy of the vocabulary, and few send ids."""
+        """One more than the largest id. Computed when needed, since it copies the vocabulary."""
         return 1 + max(self.backend.get_vocab().values(), default=-1)
 
     def tokenized(self, token_ids: Sequence[Sequence[int]]) -> TokenizedTexts:
-        """Texts that were tokenized elsewhere, each as it is; longer ones are cut and marked."""
+        """Check texts that were tokenized elsewhere; those over the limit are cut and marked."""
         for index, ids in enumerate(token_ids):
             if not len(ids):
                 raise ValueError(f"text {index} has no token ids")
-            for kind in set(map(type, ids)):  # C speed: a request may have millions
+            for kind in set(map(type, ids)):  # at the speed of C: a request may have millions
                 if kind is bool or not issubclass(kind, (int, np.integer)):
                     wrong = next(id for id in ids if type(id) is kind)
                     raise TypeError(f"text {index}: a token id must be an int, got {wrong!r:.60}")
@@ -147,12 +150,12 @@ class Tokenizer:
         return TokenizedTexts(flat, np.cumsum(kept) - kept, kept, lengths > kept)
 
     def prompt_length(self, prompt: str) -> int:
-        """How many leading tokens a prompt takes: all of its own, less a special one at its end."""
+        """Return how many leading tokens a prompt has, not counting a special one at its end."""
         ids = self.backend.encode(prompt).ids if prompt else []
         return len(ids) - 1 if ids and ids[-1] in self._special_ids else len(ids)
 
     def _prefix(self, text: str) -> str:
-        """A long text's beginning that gives the same tokens up to the limit."""
+        """Return a prefix of a long text that gives the same tokens up to the limit."""
         size = _PREFIX * self.max_length
         while self._can_cut and size < len(text) // 2:
             if _is_settled(self.backend.encode_batch([text[:size]])[0], size):
@@ -162,11 +165,11 @@ class Tokenizer:
 
 
 def _is_settled(prefix: tokenizers.Encoding, size: int) -> bool:
-    """Whether the tokens kept of a prefix of `size` characters would be the same if the text went on.
+    """Return whether the tokens kept of a prefix of `size` characters are those of the full text.
 
-    A cut changes the word (or run of spaces) it falls into, and what is found across words close to
-    it, such as a special token or a character with its accents: the tokens must end before that
-    word and well before the cut.
+    Cutting a text changes the word (or run of spaces) at the cut, and matches across words close to
+    it, such as a special token or a character with its accents. So the kept tokens must end before
+    that word and well before the cut.
     """
     if not prefix.overflowing:
         return False

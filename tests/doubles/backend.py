@@ -1,4 +1,4 @@
-"""A backend that computes nothing, for tests of what happens around one; and helpers to drive it from asyncio."""
+"""A backend that computes nothing, for tests of the code around one, and asyncio helpers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 class FakeBackend:
-    """A vector that is each text's own, whatever batch it runs in; and before that, whatever `fault` does."""
+    """Returns a vector that depends only on the text, not on its batch, after calling `fault`."""
 
     device = "cpu"
     workers = 2
@@ -32,7 +32,7 @@ class FakeBackend:
 
     def __init__(self, fault: Callable[[Vectors], object] = lambda vectors: None) -> None:
         self.fault = fault
-        self.seen: list[int] = []  # texts in each batch
+        self.seen: list[int] = []  # number of texts in each batch
         self.closed = False
 
     def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> list[Vectors]:
@@ -57,7 +57,7 @@ def run_ids(backend: Backend, ids: Any, mask: Any, prompt_length: int = 0, *, al
 
 
 def install(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend]:
-    """Give `engine` a fake instead of its model. Another joins the list whenever the engine opens its model again."""
+    """Give `engine` fake backends, and return them: one now, one more at each `replace_backend`."""
     fakes = [FakeBackend()]
     engine.pipeline.backend.close()
     engine.pipeline.backend = fakes[0]
@@ -71,7 +71,7 @@ def install(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend
 
 
 class Gate:
-    """A fault that holds up every batch until it is opened."""
+    """A fault that blocks every batch until the gate is opened."""
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)

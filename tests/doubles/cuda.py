@@ -1,14 +1,15 @@
-"""A double of GPUs and of CUDA, for machines without them: NOT CUDA, and no proof of speed or numerics.
+"""A double of GPUs and CUDA for machines without them. It proves nothing about speed or numerics.
 
-It stands in for `cuda.bindings.runtime` and for the driver, with the same names and parameters (a
-test compares them with the real package), and is as strict and as lazy as a GPU may be:
+It replaces `cuda.bindings.runtime` and the driver, with the same names and parameters (a test
+compares them with the real package), and is as strict and as lazy as a GPU may be:
 
-- device memory has made-up addresses; only copies reach it;
-- work on a stream is queued, and done only when somebody waits for it, so that a missing wait gives wrong vectors;
-- a stream belongs to one GPU, and is used while that is the thread's current one;
-- a graph records, and replays what was recorded.
+- device memory has made-up addresses; only copies can access it;
+- work on a stream is queued, and runs only when something waits for it, so that a missing wait
+  gives wrong vectors;
+- a stream belongs to one GPU, and may be used only while that is the thread's current GPU;
+- a graph records work, and replays what was recorded.
 
-Every rule that is broken raises `Misuse`, which no code under test catches.
+Breaking a rule raises `Misuse`, which no code under test catches.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ REAL_CUDA: Any = importlib.import_module("cuda.bindings.runtime")
 
 
 class Misuse(BaseException):
-    """A call that a real GPU would answer with a crash, or with wrong results now and then."""
+    """A call on which a real GPU would crash, or sometimes return wrong results."""
 
 
 class Machine:
-    """The GPUs, their memory, and all that was asked of them."""
+    """The GPUs, their memory, and a record of all calls."""
 
     def __init__(self, gpus: int = 1) -> None:
         self.gpus = gpus
         self.calls: list[tuple[Any, ...]] = []
-        self.failures: dict[str, list[Any]] = {}  # function -> the codes of its next calls, None for success
-        self.memory: dict[int, npt.NDArray[np.uint8]] = {}  # of all GPUs, by address
+        self.failures: dict[str, list[Any]] = {}  # function -> codes of its next calls; None for success
+        self.memory: dict[int, npt.NDArray[np.uint8]] = {}  # memory of all GPUs, by address
         self.pinned: dict[int, npt.NDArray[np.uint8]] = {}
         self.streams: dict[int, DoubleStream] = {}
-        self.owner: dict[int, int] = {}  # activation memory -> the stream it is used on
+        self.owner: dict[int, int] = {}  # activation memory -> the stream that uses it
         self.alive: Counter[str] = Counter()
-        self.broken: list[str] = []  # rules, where an exception would be lost
+        self.broken: list[str] = []  # broken rules, where an exception would be lost
         self.before_kernel: Callable[[], object] = lambda: None
-        self.kernels = 0  # how often the model ran
-        self.launches = 0  # of graphs
+        self.kernels = 0  # number of times the model ran
+        self.launches = 0  # number of graph launches
         self._current = threading.local()
         self.numbers = itertools.count(1)
 
@@ -63,12 +64,12 @@ class Machine:
         return [call[0] for call in self.calls]
 
     def failure(self, name: str) -> Any:
-        """What the next call of that function shall fail with, or None."""
+        """Return the code that the next call of this function must fail with, or None."""
         codes = self.failures.get(name)
         return codes.pop(0) if codes else None
 
     def at(self, address: int, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        """Device memory as an array."""
+        """Return device memory as an array."""
         if address not in self.memory:
             raise Misuse(f"{address:#x} is no memory of a GPU")
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -96,7 +97,7 @@ class DoubleStream:
 
 
 class DoubleRuntime:
-    """In place of the module `cuda.bindings.runtime`. Each function returns an error code first, as there."""
+    """Replaces the module `cuda.bindings.runtime`, whose functions return an error code first."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -104,7 +105,7 @@ class DoubleRuntime:
         self._graphs: dict[int, list[Callable[[], object]]] = {}
 
     def __getattr__(self, name: str) -> Any:
-        """Enums and flags are the real ones. A function that is missing here would be real, too: refused."""
+        """Return a real enum or flag. Refuse a function, which would call the real CUDA."""
         found = getattr(REAL_CUDA, name)
         if callable(found) and not isinstance(found, type):
             raise Misuse(f"the double has no {name}")
@@ -122,7 +123,7 @@ class DoubleRuntime:
             code = self._machine.failure(name)
             if code is None:
                 return (self.cudaError_t.cudaSuccess, *function(*args))
-            if name == "cudaStreamEndCapture":  # it ends the recording even so
+            if name == "cudaStreamEndCapture":  # it ends the recording even if it fails
                 self._machine.streams[args[0]].recording = None
             return (code, None)
 
@@ -193,7 +194,7 @@ class DoubleRuntime:
         block = np.full(size + 64, 0xCD, np.uint8)
         start = -block.ctypes.data % 64
         address = block.ctypes.data + start
-        self._machine.pinned[address] = block  # which keeps it where it is
+        self._machine.pinned[address] = block  # keeps the block at its address
         return (address,)
 
     def cudaFreeHost(self, ptr: int) -> tuple[Any, ...]:  # noqa: N802
@@ -263,7 +264,7 @@ class DoubleRuntime:
 
 
 def double_driver(machine: Machine, *, code: int = 0, name: str = "Double GPU", capability: int = 89) -> Any:
-    """In place of libcuda, as ctypes sees it."""
+    """Replaces libcuda, as loaded by ctypes."""
 
     def give(target: Any, value: Any) -> int:
         target._obj.value = value

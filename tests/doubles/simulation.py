@@ -23,7 +23,7 @@ def request(*lengths: int, arrival: float = 0.0, timeout: float = math.inf, prom
 
 
 class Unread(Request):
-    """A request whose tokens are counted only when somebody asks, if they can be counted at all."""
+    """A request whose tokens are counted when a worker reads it, if they can be counted at all."""
 
     def __init__(self, *lengths: int, guess: int, readable: bool, timeout: float) -> None:
         super().__init__(None, arrival=0.0, deadline=timeout)
@@ -51,7 +51,7 @@ class Start:
 
 @dataclass
 class Simulation:
-    """Requests that arrive at their times, and workers that take as long as their batches have tokens."""
+    """Requests that arrive at given times, and workers whose batches take time by their tokens."""
 
     scheduler: Scheduler
     starts: list[Start] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Simulation:
                 self.finished[each] = now
 
     def tokens_until(self, who: Request) -> int:
-        """Tokens that started from its arrival until the last of its own did, in batches other than that."""
+        """Return the tokens that started after its arrival and before its last batch."""
         mine = [index for index, start in enumerate(self.starts) if any(owner is who for owner, _ in start.texts)]
         between = [start for start in self.starts[: mine[-1]] if start.time >= who.arrival]
         return sum(start.work.tokens for start in between)
@@ -118,7 +118,7 @@ REQUESTS = st.builds(
 
 @st.composite
 def loads(draw: st.DrawFn) -> tuple[Limits, list[Request], dict[Request, float]]:
-    """Limits, requests that arrive one after another, and when some of them are cancelled."""
+    """Draw limits, requests that arrive one after another, and when some of them are cancelled."""
     limits = Limits(
         max_batch_tokens=draw(st.integers(16, 256)),
         min_batch_tokens=draw(st.integers(1, 16)),

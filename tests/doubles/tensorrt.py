@@ -1,14 +1,14 @@
-"""A double of TensorRT's runtime, on the double of a GPU: NOT TensorRT, and no proof of speed or numerics.
+"""A double of TensorRT's runtime, on the double of a GPU.
 
-Its classes have the names and parameters of the real ones (a test compares them), and hold to
-NVIDIA's rules:
+It proves nothing about speed or numerics. Its classes have the names and parameters of the real
+ones (a test compares them), and enforce NVIDIA's rules:
 
-- the memory for a context's activations belongs to one stream at a time, and every context is given it;
-- a context is changed only before its graph is captured: a graph of a context that was changed or freed is void;
-- a context must have run once in its shape before it is captured, and contexts are made one at a time;
+- activation memory must be given to each context, and is used on one stream at a time;
+- a context must not be changed or freed once a graph was captured from it, or the graph is void;
+- a context must have run its shape once before capture, and contexts are made one at a time;
 - the vectors are those of the ONNX model on onnxruntime's CPU provider.
 
-Every rule that is broken raises `Misuse`, which no code under test catches.
+Breaking a rule raises `Misuse`, which no code under test catches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAGIC = b"double of an engine:"
 
 
 class DoubleContext:
-    """In place of `IExecutionContext`."""
+    """Replaces `IExecutionContext`."""
 
     def __init__(self, engine: DoubleEngine) -> None:
         self._engine, self._machine = engine, engine._machine
@@ -40,8 +40,8 @@ class DoubleContext:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
         self._memory: tuple[int, int] | None = None
-        self._ready = False  # has run since its last change
-        self._version = 0  # counts changes
+        self._ready = False  # whether it has run since its last change
+        self._version = 0  # number of changes
         self._machine.alive["context"] += 1
 
     def __del__(self) -> None:
@@ -128,7 +128,7 @@ class DoubleContext:
 
 
 def _kernel_of(context: DoubleContext) -> Callable[[], object]:
-    """Queued work and graphs don't keep a context alive."""
+    """Return the work of a kernel. Queued work and graphs do not keep a context alive."""
     reference, version = weakref.ref(context), context._version
 
     def work() -> None:
@@ -141,7 +141,7 @@ def _kernel_of(context: DoubleContext) -> Callable[[], object]:
 
 
 class DoubleConfig:
-    """In place of `IRuntimeConfig`."""
+    """Replaces `IRuntimeConfig`."""
 
     cuda_graph_strategy: Any = None
 
@@ -161,7 +161,7 @@ class DoubleConfig:
 
 
 class DoubleEngine:
-    """In place of `ICudaEngine`."""
+    """Replaces `ICudaEngine`."""
 
     device_memory_size_v2 = 4096
 
@@ -222,7 +222,7 @@ class DoubleEngine:
 
 
 class DoubleTensorRT:
-    """In place of the module: TensorRT's real enums and logger, and a runtime that loads doubles of engines."""
+    """Replaces the module: real enums and a real logger, and a runtime that loads doubles."""
 
     ILogger = REAL_TRT.ILogger
     ExecutionContextAllocationStrategy = REAL_TRT.ExecutionContextAllocationStrategy
@@ -245,7 +245,7 @@ class DoubleTensorRT:
 
 
 def double_tensorrt(machine: Machine, profiles: Sequence[Profile], *, rtx: bool = False) -> TensorRT:
-    """TensorRT, or TensorRT-RTX, on that machine, whose engines have these profiles."""
+    """Return TensorRT, or TensorRT-RTX, on this machine, with engines that have these profiles."""
     name = "tensorrt_rtx" if rtx else "tensorrt"
     module = DoubleTensorRT(machine, profiles)
     return TensorRT(module, name, "0.0", any_target=rtx, timing_cache=not rtx, own_graphs=rtx, user_allocation=rtx)

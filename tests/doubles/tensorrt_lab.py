@@ -1,4 +1,4 @@
-"""Backends on the double of a GPU, and what their vectors should be."""
+"""TensorRT backends on the double of a GPU, and the vectors that they should return."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CAPTURE_FAILED = REAL_CUDA.cudaError_t.cudaErrorStreamCaptureInvalidated
 
 
 class Lab:
-    """A machine, and backends on it."""
+    """A machine with doubles of GPUs, and backends on it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
         self.machine = Machine(gpus)
@@ -43,7 +43,7 @@ class Lab:
         return self.backends[-1]
 
     def close(self) -> None:
-        """Close what is open, and see that nothing is left."""
+        """Close open backends, and check that nothing is left on the machine."""
         while self.backends:
             self.backends.pop().close()
         assert not +self.machine.alive, "something was not freed"
@@ -51,7 +51,7 @@ class Lab:
 
 
 def texts(rows: int, length: int, seed: int = 0) -> tuple[Ids, Ids]:
-    """Ids and mask of `rows` texts of different lengths, padded on the right."""
+    """Return ids and mask of `rows` texts of different lengths, padded on the right."""
     random = np.random.default_rng([seed, rows, length])
     lengths = random.integers(1, length + 1, rows)
     mask = (np.arange(length) < lengths[:, None]).astype(np.int64)
@@ -59,7 +59,7 @@ def texts(rows: int, length: int, seed: int = 0) -> tuple[Ids, Ids]:
 
 
 def expected(ids: Ids, mask: Ids, model: bytes = MODEL, **inputs: Any) -> npt.NDArray[np.float32]:
-    """Each text alone and without padding, on onnxruntime."""
+    """Return the vectors of texts that run alone and without padding, on onnxruntime."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     alone = [
         {"input_ids": row[None, : m.sum()], "attention_mask": m[None, : m.sum()]}

@@ -1,9 +1,9 @@
-"""A double of Triton Inference Server, as far as an ensemble of ours needs it: NOT Triton, and no proof that it loads.
+"""A double of Triton Inference Server for our ensembles. It does not prove that Triton loads them.
 
-The configurations are parsed with Triton's own protobuf definition, and held to the rules that its
-documentation and error messages give: names and folders agree, the steps' tensors have one type and
-shape, a batch has one shape. The Python step sees the names that `triton_python_backend_utils` has;
-the ONNX model runs in onnxruntime on the CPU.
+The configurations are parsed with Triton's own protobuf definition and checked against the rules in
+its documentation and error messages: names and folders agree, the tensors between steps have the
+same type and shape, and all texts of a batch have one shape. The Python step sees the names of
+`triton_python_backend_utils`; the ONNX model runs in onnxruntime on the CPU.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ KIND_CPU, KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_CPU, model_config_
 
 
 class RefusedError(Exception):
-    """What a client gets instead of a response."""
+    """An error that a client gets instead of a response."""
 
 
-# What a Python model sees -------------------------------------------------------------------------
+# The interface of a Python model ------------------------------------------------------------------
 
 
 class TritonError:
-    """In place of `pb_utils.TritonError`."""
+    """Replaces `pb_utils.TritonError`."""
 
     INTERNAL, INVALID_ARG = 1, 3
 
@@ -61,7 +61,7 @@ class TritonError:
 
 
 class Tensor:
-    """In place of `pb_utils.Tensor`."""
+    """Replaces `pb_utils.Tensor`."""
 
     def __init__(self, name: str, array: Array) -> None:
         assert isinstance(array, np.ndarray)
@@ -77,7 +77,7 @@ class Tensor:
 
 
 class InferenceRequest:
-    """In place of `pb_utils.InferenceRequest`."""
+    """Replaces `pb_utils.InferenceRequest`."""
 
     def __init__(self, inputs: Sequence[Tensor], parameters: Mapping[str, object]) -> None:
         self._inputs = {tensor.name(): tensor for tensor in inputs}
@@ -88,7 +88,7 @@ class InferenceRequest:
 
 
 class InferenceResponse:
-    """In place of `pb_utils.InferenceResponse`."""
+    """Replaces `pb_utils.InferenceResponse`."""
 
     def __init__(self, output_tensors: Sequence[Tensor], error: TritonError | None = None) -> None:
         self._outputs, self._error = output_tensors, error
@@ -101,7 +101,7 @@ class InferenceResponse:
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """None if there is no such input, as in the server."""
+    """Return the input of that name, None if there is none, as in the server."""
     return inference_request._inputs.get(name)
 
 
@@ -117,7 +117,7 @@ def _utils() -> ModuleType:
 
 @dataclass
 class Request:
-    """What a client sends: texts, or whatever a model takes."""
+    """A client's request: texts, or other inputs of a model."""
 
     inputs: Mapping[str, Array]
     parameters: Mapping[str, object] = field(default_factory=dict)
@@ -132,7 +132,7 @@ Outcome = dict[str, Array] | RefusedError
 
 
 def read_config(folder: Path) -> Any:
-    """The configuration of the model in `folder`. An unknown field or a wrong type raises."""
+    """Read the configuration of the model in `folder`; raise for an unknown field or wrong type."""
     config = text_format.Parse((folder / "config.pbtxt").read_text("utf-8"), model_config_pb2.ModelConfig())
     assert config.name == folder.name
     assert any((folder / "1").iterdir())
@@ -140,15 +140,15 @@ def read_config(folder: Path) -> Any:
 
 
 class Model:
-    """A model of the repository, with its configuration."""
+    """A model of the repository with its configuration."""
 
     def __init__(self, folder: Path) -> None:
         self.config = read_config(folder)
         self.folder = folder
-        self.shapes: list[tuple[int, ...]] = []  # of the first input of every batch
+        self.shapes: list[tuple[int, ...]] = []  # shape of the first input of every batch
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
-        """The dynamic batcher: neighbours of one shape run together, up to `max_batch_size` texts."""
+        """Batch requests: neighbours of one shape run together, up to `max_batch_size` texts."""
         for request in requests:
             self._check(request.inputs, self.config.input)
         outcomes: list[Outcome] = []
@@ -186,7 +186,7 @@ class Model:
 
 
 class PythonModel(Model):
-    """`1/model.py`, as the Python backend runs it."""
+    """Runs `1/model.py` like the Python backend."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -222,7 +222,7 @@ class PythonModel(Model):
 
 
 class OnnxModel(Model):
-    """`1/model.onnx`, as the onnxruntime backend runs it, on a CPU whatever the configuration says."""
+    """Runs `1/model.onnx` like the onnxruntime backend, but always on a CPU."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -253,13 +253,13 @@ class OnnxModel(Model):
 
     @staticmethod
     def _check_signature(tensors: Any, values: Sequence[Any]) -> None:
-        """An input that may be left out is not among the session's, so the configuration can't have it, either."""
+        """Check names, types and shapes. Optional inputs may not be in the configuration."""
         assert sorted(tensor.name for tensor in tensors) == sorted(value.name for value in values)
         by_name = {value.name: value for value in values}
         for tensor in tensors:
             value = by_name[tensor.name]
             assert ONNX_TYPES[value.type] == tensor.data_type
-            assert isinstance(value.shape[0], str)  # the batch
+            assert isinstance(value.shape[0], str)  # the batch dimension
             assert [size if isinstance(size, int) else -1 for size in value.shape[1:]] == list(tensor.dims)
 
 
@@ -280,7 +280,7 @@ class Server:
             check_ensemble(config, {name: model.config for name, model in self.models.items()})
 
     def infer(self, ensemble: str, *requests: Request) -> list[Outcome]:
-        """The outcomes of requests that arrive together. A step gets those that no step before has refused."""
+        """Return the outcomes of requests that arrive together; refused ones skip later steps."""
         config = self.ensembles[ensemble]
         tensors = [dict(request.inputs) for request in requests]
         errors: dict[int, RefusedError] = {}
@@ -298,7 +298,7 @@ class Server:
 
 
 def check_ensemble(config: Any, models: Mapping[str, Any]) -> None:
-    """The rules that the server checks when it loads an ensemble."""
+    """Check the rules that the server checks when it loads an ensemble."""
     tensors = {tensor.name: _signature(tensor) for tensor in config.input}
     for step in config.ensemble_scheduling.step:
         model = models[step.model_name]

@@ -1,4 +1,4 @@
-"""Fixtures of the runtime's tests: engines, and the sentence-transformers models they must equal."""
+"""Fixtures for tests of the runtime: engines, and sentence-transformers models to compare with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from sbert_infer import Engine
 
-# A checkpoint in which every choice of prompts and dimensions shows in the vectors.
+# A checkpoint for which every choice of prompt and dimensions changes the vectors.
 PROMPTED: dict[str, Any] = {
     "prompts": {"query": "find this: ", "document": "a text about ", "other": "sort these by topic: "},
     "default_prompt_name": "other",
@@ -23,33 +23,33 @@ PROMPTED: dict[str, Any] = {
 
 @pytest.fixture(scope="session")
 def engine(minilm_onnx: Path) -> Iterator[Engine]:
-    """Real MiniLM. Shared: restore what you set."""
+    """An engine with the real MiniLM. Shared: restore what you set."""
     with Engine(minilm_onnx, on_truncate="ignore") as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
 def minilm(minilm_path: Path) -> Any:
-    """Real MiniLM in sentence-transformers."""
+    """The real MiniLM in sentence-transformers."""
     return _sentence_transformer(minilm_path)
 
 
 @pytest.fixture(scope="session")
 def small_onnx(export_checkpoint: Callable[..., Path]) -> Path:
-    """A small artifact. Shared: change only a copy."""
+    """Path of a small artifact. Shared: change only a copy."""
     return export_checkpoint("bert", **PROMPTED)
 
 
 @pytest.fixture
 def small(small_onnx: Path) -> Iterator[Engine]:
-    """A small model with prompts, a default prompt and `include_prompt: false`; each test has its own engine."""
+    """A small model with prompts, a default prompt and `include_prompt: false`, for one test."""
     with Engine(small_onnx) as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
 def small_plan(export_checkpoint: Callable[..., Path]) -> Path:
-    """The model of `small` as a plan without engines. Shared: change only a copy."""
+    """Path of `small` as a plan without TensorRT engines. Shared: change only a copy."""
     return export_checkpoint("bert", fp16=True, **PROMPTED)
 
 
@@ -67,7 +67,7 @@ def _sentence_transformer(path: Path) -> Any:
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """`lab(gpus=2)`: a `Lab`, with a double of that many GPUs. For tests that skip without TensorRT-RTX."""
+    """Return `lab(gpus=2)`: a `Lab` with doubles of GPUs. Skips tests without TensorRT-RTX."""
     from tests.doubles.tensorrt_lab import Lab
 
     labs: list[Lab] = []

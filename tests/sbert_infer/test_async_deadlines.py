@@ -27,7 +27,7 @@ def fakes(small: Engine, monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend]:
     return install(small, monkeypatch)
 
 
-# The same vectors ---------------------------------------------------------------------------------
+# Cancelling, deadlines, closing -------------------------------------------------------------------
 
 
 def test_cancelling_drops_what_has_not_started(small: Engine, fakes: list[FakeBackend]) -> None:
@@ -94,7 +94,7 @@ def test_each_call_has_its_own_deadline(small: Engine, fakes: list[FakeBackend])
             calls = [asyncio.ensure_future(call(number)) for number in range(len(timeouts))]
             await until(lambda: len(ends) == 4)
             assert sorted(ends) == [0.2, 0.2, 0.4, 0.6]
-            assert engine.stats().queued_texts == 1  # the patient one
+            assert engine.stats().queued_texts == 1  # the call with the long timeout
             gate.opened.set()
             await asyncio.gather(*held, *calls)
             assert len(ends) == 4
@@ -162,7 +162,7 @@ def test_close_fails_what_does_not_end(small: Engine, fakes: list[FakeBackend]) 
         gate.opened.set()
 
     run(main)
-    assert small.encode("still open").shape == (24,)  # it was lent
+    assert small.encode("still open").shape == (24,)  # an engine passed in is not closed
 
 
 EXIT = """

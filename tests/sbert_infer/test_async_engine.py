@@ -1,4 +1,4 @@
-"""`AsyncEngine`: many callers at once, with a real model, and with a fake one that waits on demand."""
+"""`AsyncEngine` with many callers: with a real model, and with a fake one that blocks on demand."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_wrong_argument_is_refused_as_by_the_engine(small: Engine) -> None:
         AsyncEngine(small, max_batch_tokens=513)
 
 
-# Waiting, and not waiting -------------------------------------------------------------------------
+# Queueing and refusing ----------------------------------------------------------------------------
 
 
 def test_texts_of_many_callers_run_together(small: Engine, fakes: list[FakeBackend]) -> None:
@@ -240,7 +240,7 @@ def test_one_text_is_served_between_thousands(small: Engine, fakes: list[FakeBac
     run(main)
 
 
-# Truncation, statistics, the end ------------------------------------------------------------------
+# Truncation and statistics ------------------------------------------------------------------------
 
 
 def test_truncation(small: Engine) -> None:
@@ -268,7 +268,7 @@ def test_statistics(small: Engine, fakes: list[FakeBackend]) -> None:
     def observe(name: str, value: float) -> None:
         observed.setdefault(name, []).append(value)
         if name == "queue":
-            raise RuntimeError("a full disk")  # is logged, and harms nobody
+            raise RuntimeError("a full disk")  # is logged, and breaks nothing
 
     async def main() -> None:
         async with AsyncEngine(small, observe=observe) as engine:

@@ -1,4 +1,4 @@
-"""`AsyncEngine` when a text, a worker or the whole backend fails: who gets an error, and what goes on."""
+"""`AsyncEngine` when a text, a worker or the backend fails: who gets an error, and what goes on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fakes(small: Engine, monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend]:
 
 
 def vector_of(engine: Engine, text: str) -> Vectors:
-    """What the fake makes of a text, as it comes out of the model."""
+    """Return the fake's vector of a text, as it comes out of the model."""
     pipeline = engine.pipeline
     tokenized = pipeline.tokenizer(["sort these by topic: " + text])
     batch = pipeline.make_batch(tokenized, np.array([0]), int(tokenized.lengths[0]))
@@ -33,7 +33,7 @@ def vector_of(engine: Engine, text: str) -> Vectors:
 
 
 def faulty(engine: Engine, text: str, do: Callable[[Vectors, Any], object]) -> Callable[[Vectors], None]:
-    """A fault for batches that hold `text`."""
+    """Return a fault for batches that contain `text`."""
     culprit = vector_of(engine, text)
 
     def fault(vectors: Vectors) -> None:
@@ -48,7 +48,7 @@ def faulty(engine: Engine, text: str, do: Callable[[Vectors, Any], object]) -> C
 
 
 class Panic(BaseException):
-    """As what the tokenizer raises if it fails in Rust: no Exception."""
+    """Like the tokenizer's error when it fails in Rust: not an Exception."""
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_worker_that_hangs_is_replaced(small: Engine, fakes: list[FakeBackend]
             assert fakes[1].seen
             assert engine.stats().restarts == 1
             await until(lambda: fakes[0].closed)
-            gate.opened.set()  # it comes back, and finds nobody waiting
+            gate.opened.set()  # the worker returns, but nobody waits for its result
             np.testing.assert_array_equal(await engine.encode("a bad text"), small.encode("a bad text"))
 
     run(main)
@@ -178,7 +178,7 @@ def test_a_worker_that_dies_on_its_way_is_replaced(
         if died.is_set():
             return finish(self, *arguments)
         died.set()
-        raise SystemExit  # ends a thread without a word
+        raise SystemExit  # ends a thread silently
 
     monkeypatch.setattr(Workers, "_finish", die_once)
 
@@ -194,7 +194,7 @@ def test_a_worker_that_dies_on_its_way_is_replaced(
 
 
 def test_it_is_not_ready_while_a_worker_seems_to_hang(small: Engine, fakes: list[FakeBackend]) -> None:
-    """Long before it is given up; and nothing is lost if it only was slow."""
+    """`ready` turns off long before the batch is given up; nothing is lost if it was only slow."""
 
     async def main() -> None:
         async with AsyncEngine(small, hang_timeout_s=60) as engine:
@@ -322,7 +322,7 @@ def test_a_batch_that_ends_after_its_backend_was_replaced_holds_up_nobody(
             await until(lambda: engine.ready)
             fakes[1].fault = held
             first = asyncio.ensure_future(engine.encode(TEXTS[2]))
-            await held.wait_for(1)  # with the old one that is all that may run
+            await held.wait_for(1)  # together with the old batch, that is all that may run
             others = [asyncio.ensure_future(engine.encode(text)) for text in TEXTS]
             await asyncio.sleep(0.1)
             assert engine.stats().running_batches == 2

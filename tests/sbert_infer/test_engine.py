@@ -1,4 +1,4 @@
-"""`Engine.encode` gives the vectors of sentence-transformers, whatever the text and whatever else runs with it."""
+"""`Engine.encode` gives the vectors of sentence-transformers, for any text in any batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HARD_TEXTS = (
 
 
 def assert_parity(vectors: Vectors, expected: Vectors) -> None:
-    """The project's promise for FP32."""
+    """Check the project's promise for FP32."""
     assert vectors.shape == expected.shape
     assert vectors.dtype == np.float32
     norms = np.linalg.norm(vectors, axis=-1) * np.linalg.norm(expected, axis=-1)
@@ -63,7 +63,7 @@ def test_left_padding_and_spaces_that_count(
         vectors, expected = engine.encode(HARD_TEXTS), reference.encode(list(HARD_TEXTS))
     assert_close(vectors, expected, 2e-5)
     spaced, plain = HARD_TEXTS.index(" "), HARD_TEXTS.index("")
-    assert np.abs(vectors[spaced] - vectors[plain]).max() > 0.01  # the comparison saw the space
+    assert np.abs(vectors[spaced] - vectors[plain]).max() > 0.01  # the space makes a difference
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
@@ -81,7 +81,7 @@ def test_a_vector_does_not_depend_on_its_batch(
             engine.encode(texts, batch_size=3),
             engine.encode([text for text in texts for _ in range(2)])[::2],
         ]
-    for budget in (1, 100, 100_000):  # tokens; the last one runs everything as one batch
+    for budget in (1, 100, 100_000):  # in tokens; with the last one, everything runs as one batch
         with Engine(path, on_truncate="ignore", max_batch_tokens=budget, workers=3) as engine:
             runs.append(engine.encode(texts))
     for vectors in runs:
@@ -93,7 +93,7 @@ def test_more_texts_than_one_window_keep_their_order(
 ) -> None:
     monkeypatch.setattr("sbert_infer.encode.pipeline.WINDOW_TEXTS", 7)
     texts = [f"{text} {number}" for number in range(3) for text in TEXTS]  # 36 texts, 6 windows, the last not full
-    texts += texts[:9]  # the same text in two windows
+    texts += texts[:9]  # duplicates in other windows
     np.testing.assert_allclose(small.encode(texts), small_reference.encode(texts), atol=2e-5, rtol=0)
     assert small.last_stats.texts == 45
 
@@ -130,7 +130,7 @@ def test_what_is_no_text_is_named(texts: Any, message: str, small: Engine) -> No
 
 
 def test_a_table_is_no_list_of_texts(small: Engine) -> None:
-    class Table(list[str]):  # as pandas' DataFrame, it has two dimensions and iterates over the names of its columns
+    class Table(list[str]):  # like a DataFrame of pandas: two dimensions, and iterates over column names
         ndim = 2
 
     with pytest.raises(TypeError, match="Table with 2"):
@@ -156,5 +156,5 @@ def test_the_index_of_a_bad_text_counts_all_texts(small: Engine, monkeypatch: py
 @pytest.mark.parametrize("unit", ["word ", "wörter, ", "x", "漢字", "line\n", " "])
 def test_a_megabyte_of_text(unit: str, engine: Engine, minilm: Any) -> None:
     text = unit * (1_000_000 // len(unit.encode()))
-    limited = minilm.encode(text[:20_000])  # far over the limit already: the same vector as the whole
+    limited = minilm.encode(text[:20_000])  # already over the limit, so it has the vector of the whole
     assert_parity(engine.encode(text), limited)

@@ -1,4 +1,4 @@
-"""An engine among threads, forks and other engines; its end; and what it says of itself."""
+"""Engines with threads, forks and other engines; closing them; and their descriptions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.models.checkpoints import TEXTS
 
 
 def run(script: str, *arguments: object) -> str:
-    """Run a script in a fresh interpreter; give what it prints."""
+    """Run a script in a new interpreter and return its output."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -37,7 +37,7 @@ def test_many_threads_at_once(small_onnx: Path) -> None:
             start.wait(timeout=60)
             return engine.encode(job)
 
-        with ThreadPoolExecutor(12) as pool:  # 60 jobs: the barrier opens five times
+        with ThreadPoolExecutor(12) as pool:  # 60 jobs, so the barrier opens five times
             for vectors, wanted in zip(pool.map(encode, jobs), expected, strict=True):
                 np.testing.assert_allclose(vectors, wanted, atol=1e-6, rtol=0)
 
@@ -183,7 +183,7 @@ def test_without_onnxruntime_it_says_what_to_install(small_onnx: Path) -> None:
 
 def test_all_lists_the_public_names() -> None:
     assert sbert_infer.__all__ == sorted(sbert_infer.__all__)
-    # Submodules and `from`-imports of the typing kind are no names for users.
+    # Submodules and names imported for type hints are not public.
     found = {name for name, value in vars(sbert_infer).items() if isinstance(value, type)} | {"__version__"}
     assert set(sbert_infer.__all__) == found
 

@@ -1,4 +1,4 @@
-"""The length limit: what happens to longer texts, how the limit is changed, and what the statistics say of it."""
+"""The length limit: truncation of longer texts, changing the limit, and the statistics."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_last_stats(small_onnx: Path) -> None:
     assert stats.tokens == sum(lengths)
     assert stats.padded_tokens >= stats.tokens
     assert stats.padding == 1 - stats.tokens / stats.padded_tokens
-    assert stats.batches >= 2  # the long text fills one
+    assert stats.batches >= 2  # the long text fills one of them
 
 
 def test_a_failed_call_leaves_the_statistics(small: Engine) -> None:

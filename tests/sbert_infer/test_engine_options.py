@@ -1,4 +1,4 @@
-"""Every argument of `encode`: what sentence-transformers makes of it, or an error that names it."""
+"""Every argument of `encode` does what it does in sentence-transformers, or an error names it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_prompts_can_be_changed(small: Engine, small_reference: Any) -> None:
 
 
 def test_truncate_dim(small: Engine, small_reference: Any) -> None:
-    assert small.encode(TEXTS).shape == (len(TEXTS), 24)  # as the checkpoint says
+    assert small.encode(TEXTS).shape == (len(TEXTS), 24)  # the checkpoint's own setting
     assert small.get_embedding_dimension() == small_reference.get_embedding_dimension() == 24
     for dim in (1, 7, 32, 1000):
         close(small.encode(TEXTS, truncate_dim=dim), small_reference.encode(list(TEXTS), truncate_dim=dim))
@@ -103,7 +103,7 @@ def test_ranges_of_few_texts(small: Engine) -> None:
         small.encode(TEXTS[0], precision="int8")
     with pytest.warns(SbertInferWarning, match="from only 12 embeddings") as caught:
         small.encode_query(TEXTS, precision="uint8")
-    assert [warning.filename for warning in caught] == [__file__]  # the line to change, not one of ours
+    assert [warning.filename for warning in caught] == [__file__]  # the user's line, not one of ours
 
 
 def test_precision_may_be_none(small: Engine) -> None:
@@ -169,7 +169,7 @@ def test_one_text(small: Engine) -> None:
 
 
 def test_a_column_of_a_table(small: Engine) -> None:
-    class Column:  # as pandas' Series: iterable, of one dimension, and its [0] is a label
+    class Column:  # like a Series of pandas: iterable, with one dimension, and its [0] is a label
         ndim = 1
 
         def __iter__(self) -> Iterator[str]:
@@ -214,7 +214,7 @@ def test_batch_size_limits_the_texts_of_a_batch(small: Engine) -> None:
 def test_wrong_values_are_named(options: dict[str, Any], message: str, small: Engine) -> None:
     with pytest.raises(ValueError, match=message):
         small.encode(TEXTS, **options)
-    with pytest.raises(ValueError, match=message):  # not only when there is something to do
+    with pytest.raises(ValueError, match=message):  # also if there is nothing to encode
         small.encode([], **options)
 
 

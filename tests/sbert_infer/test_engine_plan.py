@@ -1,4 +1,4 @@
-"""A plan on a machine without a GPU: the right vectors from the CPU, and a word about it."""
+"""A plan on a machine without a GPU: the right vectors from the CPU, and a warning."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_one_warning(small_plan: Path) -> None:
             engine.encode(TEXTS)
             engine.encode("again")
     assert [warning.category for warning in caught] == [SbertInferWarning]
-    assert caught[0].filename == __file__  # blames the line that opened it
+    assert caught[0].filename == __file__  # points at the line that opened it
     message = str(caught[0].message)
     assert str(small_plan) in message
     assert str(cuda.driver_problem()) in message
@@ -75,7 +75,7 @@ def test_an_onnx_model_is_refused_on_a_gpu_that_is_not_there(small_onnx: Path) -
 
 
 def test_the_graph_for_gpus_gives_the_same_vectors(small_plan: Path, small_reference: Any) -> None:
-    """What TensorRT and onnxruntime on a GPU get, run on the CPU."""
+    """The graph for TensorRT and onnxruntime on a GPU, run on the CPU, gives the same vectors."""
     session = open_session(PlanModel(open_plan(small_plan), MODEL), 1)
     inputs = tokens(small_plan, TEXTS)
     assert {value.name for value in session.get_inputs()} == {*inputs, "prompt_length"}  # required: no default
@@ -98,7 +98,7 @@ def test_an_older_onnxruntime_reads_the_weights_from_files(small_plan: Path, mon
     real = onnxruntime.SessionOptions
 
     class Older:
-        """The options without what came in 1.24."""
+        """The options without what was added in 1.24."""
 
         def __init__(self) -> None:
             object.__setattr__(self, "inner", real())
@@ -121,11 +121,11 @@ def test_an_older_onnxruntime_reads_the_weights_from_files(small_plan: Path, mon
 
 
 def test_the_weights_are_there_until_the_session_is(small_plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """onnxruntime keeps a bare pointer to the bytes it is given."""
+    """The bytes live until the session is open: onnxruntime keeps only a bare pointer to them."""
     alive: list[weakref.ref[Any]] = []
 
     class Bytes(np.ndarray[Any, np.dtype[np.uint8]]):
-        """Bytes whose end can be seen."""
+        """Bytes that can be weakly referenced, to see when they are freed."""
 
     real = Plan.read
 
@@ -147,4 +147,4 @@ def test_the_weights_are_there_until_the_session_is(small_plan: Path, monkeypatc
     monkeypatch.setattr(onnxruntime, "InferenceSession", open_and_look)
     Engine(small_plan, device="cpu").close()
     assert len(alive) == 1
-    assert alive[0]() is None  # and not kept any longer
+    assert alive[0]() is None  # but are not kept any longer

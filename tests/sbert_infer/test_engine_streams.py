@@ -1,4 +1,4 @@
-"""Streams: vectors one by one, into an array or a file, and what stops in the middle."""
+"""Streams of vectors, one by one or into an array or file, and streams that are interrupted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_encode_iter_gives_what_encode_gives(small: Engine) -> None:
 
 
 def test_encode_iter_reads_no_further_than_it_must(small: Engine) -> None:
-    """Two windows ahead, not the whole stream: an endless one works."""
+    """It reads two windows ahead, not the whole stream, so an endless stream works."""
     read = 0
 
     def endless() -> Iterator[str]:
@@ -100,7 +100,7 @@ def test_an_interrupted_stream_leaves_the_workers_idle_and_usable(small: Engine)
     assert small._pipeline is not None
     executor = small._pipeline._executor
     end = time.monotonic() + 30
-    while executor is not None and executor._work_queue.qsize():  # the workers still have to step over what was dropped
+    while executor is not None and executor._work_queue.qsize():  # workers still remove what was cancelled
         assert time.monotonic() < end
         time.sleep(0.001)
     assert small.encode(TEXTS).shape == (12, 24)
@@ -128,4 +128,4 @@ def test_a_small_call_gives_every_worker_a_batch(small_onnx: Path) -> None:
         engine.encode(texts)
         assert engine.last_stats.batches >= 3
         engine.encode(["a", "b"])
-        assert engine.last_stats.batches == 1  # too little to share
+        assert engine.last_stats.batches == 1  # too little to split

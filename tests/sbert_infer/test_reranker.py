@@ -1,4 +1,4 @@
-"""`Reranker` against sentence-transformers' own `CrossEncoder`, on small models with real tokenizers."""
+"""`Reranker` against the `CrossEncoder` of sentence-transformers, with real tokenizers."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ from tests.models.cross_encoders import PAIRS, cross_encoder, write_cross_encode
 from tests.models.families import MAX_LENGTH, TEXTS
 
 QUERY = TEXTS[0]
-DOCUMENTS = [*TEXTS[1:], TEXTS[3], "", " ".join(TEXTS), TEXTS[3]]  # one of them three times
+DOCUMENTS = [*TEXTS[1:], TEXTS[3], "", " ".join(TEXTS), TEXTS[3]]  # one of them occurs three times
 LONG = (" ".join(TEXTS), TEXTS[1])  # over the limit
 
 
 @pytest.fixture(scope="module")
 def artifact(reranker_onnx: Path) -> Path:
-    """BERT with one label and prompts: token types, sigmoid."""
+    """Path of a BERT with one label and prompts, token types and sigmoid."""
     return reranker_onnx
 
 
 @pytest.fixture(scope="module")
 def reranker(artifact: Path) -> Iterator[Reranker]:
-    """The artifact, open."""
+    """A `Reranker` with that artifact."""
     with Reranker(artifact, on_truncate="ignore") as reranker:
         yield reranker
 
 
 @pytest.fixture(scope="module")
 def reference(reranker_checkpoint: Path) -> CrossEncoder:
-    """The checkpoint in sentence-transformers."""
+    """The same checkpoint in sentence-transformers."""
     return cross_encoder(reranker_checkpoint)
 
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Reranker, CrossEncoder]]:
-    """XLM-R with three labels: no token types, no activation, and the same in sentence-transformers."""
+    """An XLM-R with three labels, no token types and no activation, in both libraries."""
     folder = write_cross_encoder(tmp_path_factory.mktemp("classifier") / "xlm-r", "xlm-roberta", labels=3)
     export(folder, target := folder.with_suffix(".onnx"))
     with Reranker(target, on_truncate="ignore") as reranker:
@@ -69,7 +69,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Reran
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """Type, shape and values."""
+    """Compare type, shape and values."""
     assert type(found) is type(expected)
     if isinstance(found, list):
         assert len(found) == len(expected)
@@ -129,7 +129,7 @@ def test_activations_by_name(reranker: Reranker) -> None:
 def test_rank(reranker: Reranker, reference: CrossEncoder, documents: list[str], options: dict[str, Any]) -> None:
     found, expected = (model.rank(QUERY, documents, **options) for model in (reranker, reference))
     scores = [[result.pop("score") for result in results] for results in (found, expected)]
-    assert found == expected  # the order of ties, too
+    assert found == expected  # also the order of ties
     np.testing.assert_allclose(scores[0], scores[1], rtol=0, atol=1e-5)
     assert all(type(score) is float for score in scores[0])
 
@@ -254,18 +254,18 @@ def test_close(artifact: Path) -> None:
         reranker.predict(PAIRS)
 
 
-# --------------------------------------------------------------------------------------------------------------
-# tokens
+# --------------------------------------------------------------------------------------------------
+# Tokens
 
 LIMIT = 16  # tokens
 WORDS = st.text("ab cé漢🙂", max_size=12)
-# Few or many tokens over the limit, but not many on both sides: transformers would take seconds.
+# Texts a little or far over the limit, but not both far: transformers would take seconds.
 SIZES = st.one_of(st.tuples(st.integers(0, 3), st.integers(0, 60)), st.tuples(st.integers(0, 12), st.integers(0, 12)))
 
 
 @st.composite
 def pairs_of_texts(draw: st.DrawFn) -> tuple[str, str]:
-    """Two texts of any lengths, in either order."""
+    """Draw two texts of any lengths, in either order."""
     few, many = draw(SIZES)
     pair = (draw(WORDS) * few, draw(WORDS) * many)
     return pair if draw(st.booleans()) else pair[::-1]
@@ -273,7 +273,7 @@ def pairs_of_texts(draw: st.DrawFn) -> tuple[str, str]:
 
 @pytest.fixture(scope="module", params=["bert-right", "bert-left", "roberta-right", "xlm-roberta-left"])
 def tokenizers(request: pytest.FixtureRequest, make_checkpoint: Callable[..., Path]) -> tuple[PairTokenizer, Any]:
-    """Ours, and that of transformers."""
+    """Our tokenizer, and that of transformers."""
     family, _, side = request.param.rpartition("-")
     folder = make_checkpoint(family)
     reference = AutoTokenizer.from_pretrained(folder, model_max_length=LIMIT, truncation_side=side)
@@ -301,7 +301,7 @@ def test_pairs_are_tokenized_and_cut_as_by_transformers(
 
 
 class WholeTexts(PairTokenizer):
-    """One that tokenizes the whole of every text."""
+    """Like `PairTokenizer`, but always tokenizes whole texts."""
 
     def _prefix(self, text: str) -> str:
         return text
@@ -309,7 +309,7 @@ class WholeTexts(PairTokenizer):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=st.tuples(WORDS, WORDS), many=st.tuples(st.integers(0, 600), st.integers(0, 600)))
-@example(words=("a b ", "a b "), many=(400, 500))  # one more token is kept of the longer
+@example(words=("a b ", "a b "), many=(400, 500))  # one more token is kept of the longer text
 @example(words=("a b ", "a b "), many=(500, 400))
 @example(words=("a b ", "a b "), many=(3, 400))
 def test_a_long_text_may_be_cut_before_it_is_tokenized(
@@ -325,7 +325,7 @@ def test_a_long_text_may_be_cut_before_it_is_tokenized(
 
 
 def test_two_long_texts_take_no_more_memory_than_one(reranker: Reranker) -> None:
-    """`tokenizers` by itself would make a million combinations of what it cuts off."""
+    """`tokenizers` alone would make a million combinations of the pieces that it cuts off."""
     tokenizer = reranker.pipeline.tokenizer
     tokenized = tokenizer([(" ".join(TEXTS) * 100, " ".join(TEXTS) * 101)])
     assert tokenized.lengths.tolist() == [MAX_LENGTH]

@@ -1,4 +1,4 @@
-"""The utilities and evaluators of sentence-transformers take an `Engine` where they take their own model."""
+"""Utilities and evaluators of sentence-transformers accept an `Engine` instead of their model."""
 
 from __future__ import annotations
 

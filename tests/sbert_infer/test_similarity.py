@@ -1,4 +1,4 @@
-"""The similarity functions are those of sentence-transformers, on whatever holds vectors."""
+"""The similarity functions equal those of sentence-transformers, for every type of vectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GENERATOR = np.random.default_rng(0)
 A = GENERATOR.normal(size=(7, 13)).astype(np.float32)
 B = GENERATOR.normal(size=(5, 13)).astype(np.float32)
 B[2] = A[3]  # at distance zero
-B[4] = 0  # of no direction
+B[4] = 0  # has no direction
 
 FORMS: dict[str, Any] = {
     "array": lambda x: x,
@@ -34,7 +34,7 @@ def test_all_pairs(name: str, form: str) -> None:
     expected = SimilarityFunction.to_similarity_fn(name)(A, B)
     found = similarity(name, FORMS[form](A), FORMS[form](B))
     assert isinstance(found, torch.Tensor) == ("tensor" in form)
-    # The square root of a rounding error stands where the distance is zero.
+    # Where the distance is zero, the result is the square root of a rounding error.
     np.testing.assert_allclose(np.asarray(found), expected, atol=2e-3 if name == "euclidean" else 1e-5, rtol=0)
 
 

@@ -1,1 +1,1 @@
-"""TensorRT: building engines, keeping them, and running them on CUDA."""
+"""TensorRT: building TensorRT engines, caching them, and running them on CUDA."""

@@ -1,4 +1,4 @@
-"""TensorRT: two slots per GPU, so that one copies and waits while the other computes."""
+"""The TensorRT backend: two slots per GPU, so that one can copy while the other computes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _SLOTS_PER_DEVICE = 2
 
 
 class TensorRTBackend:
-    """Runs a serialized engine on one or more GPUs, which must be of the kind that it was built for."""
+    """Runs a TensorRT engine on one or more GPUs of the kind that it was built for."""
 
     threads = 1
     outputs: tuple[str, ...] = (SENTENCE,)
-    # A GPU is not busy with less: a small call is not cut into batches smaller than this.
+    # Smaller batches do not keep a GPU busy, so a small call is not split further.
     min_batch_tokens = 2048
 
     def __init__(
@@ -42,21 +42,21 @@ class TensorRTBackend:
         cuda_graphs: bool = True,
         pooler: Pooler | None = None,
     ) -> None:
-        """Load the engine onto each of `devices`.
+        """Load the TensorRT engine onto each of `devices`.
 
         Args:
-            trt: the TensorRT that built it.
-            engine: its bytes.
+            trt: the TensorRT that built the engine.
+            engine: the serialized TensorRT engine.
             profiles: the shapes it was built for.
             devices: the GPUs to use.
             dim: the length of a vector.
-            prompt_length: whether the model leaves a prompt's tokens out of pooling, and so must be
-                told their number.
+            prompt_length: whether the model has the input `prompt_length`, because pooling leaves
+                out the prompt's tokens.
             cuda_graphs: record the work of each shape once and launch it as a whole.
-            pooler: pools token vectors, for an engine that gives those.
+            pooler: pools token vectors, if the TensorRT engine returns those.
 
         """
-        if problem := cuda.driver_problem():  # before TensorRT is asked for anything: it may crash without a driver
+        if problem := cuda.driver_problem():  # checked before TensorRT is used: it may crash without a driver
             raise EngineError(f"no engine can run here: {problem}")
         if pooler is not None and prompt_length:
             raise EngineError("a model that leaves its prompt out of pooling can't be pooled by the kernel")
@@ -70,25 +70,27 @@ class TensorRTBackend:
         names = ("input_ids", "attention_mask", *(["prompt_length"] if prompt_length else []))
         interface = Interface(names, TOKENS if pooler else SENTENCE, dim)
         self._pid, self._closed, self._changed = os.getpid(), False, threading.Condition()
-        with ExitStack() as made:  # memory may run out on the way
+        with ExitStack() as made:  # frees what was made so far if memory runs out
             engines = [LoadedEngine(trt, engine, profiles, interface, device, cuda_graphs) for device in devices]
             for loaded in engines:
                 made.callback(loaded.close)
-            # The last of these is taken first. A slot that was used comes next again, for its
-            # graphs are there.
+            # Slots are taken from the end of the list, so the one used last is used again: it
+            # already has its CUDA graphs.
             self._free = [_owned_slot(made, loaded, profiles, pooler) for loaded in engines * _SLOTS_PER_DEVICE][::-1]
-            # If never closed, memory is freed with the object, or at the interpreter's end.
+            # If never closed, memory is freed with the object, or when the interpreter exits.
             self._free_all = weakref.finalize(self, _close_in, self._pid, made.pop_all())
 
     def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> list[Array]:
-        """Run a batch, whose length must be one of `edges`, and return its vectors [rows, dim]."""
+        """Run a batch, whose length must be one of `edges`, and return its vectors, [rows, dim]."""
         rows, length = batch.shape
         if tuple(outputs) != self.outputs:
             raise EngineError(f"a TensorRT engine gives {', '.join(self.outputs)} only, not {', '.join(outputs)}")
         if length not in self._most:
-            raise EngineError(f"the engine runs texts padded to {self.edges} tokens, not to {length}")
+            raise EngineError(f"the TensorRT engine runs texts padded to {self.edges} tokens, not to {length}")
         if not 1 <= rows <= self._most[length]:
-            raise EngineError(f"the engine runs 1 to {self._most[length]} texts of {length} tokens, not {rows}")
+            raise EngineError(
+                f"the TensorRT engine runs 1 to {self._most[length]} texts of {length} tokens, not {rows}"
+            )
         slot = self._take()
         try:
             return [slot.run(batch)]
@@ -98,12 +100,12 @@ class TensorRTBackend:
                 self._changed.notify_all()
 
     def describe(self) -> str:
-        """What runs and where, in a few words."""
+        """Return a short description of what runs and where."""
         where = ", ".join(f"{cuda.device_name(device)} (cuda:{device})" for device in self._devices)
         return f"{self._trt.name} {self._trt.version} on {where}"
 
     def close(self) -> None:
-        """Wait for the batches that run, and free everything. After a fork there is nothing to free."""
+        """Wait for running batches and free everything. Do nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         with self._changed:

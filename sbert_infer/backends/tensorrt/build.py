@@ -1,7 +1,7 @@
-"""From an ONNX model to a TensorRT engine.
+"""Building a TensorRT engine from an ONNX model.
 
-TensorRT itself builds for the GPU at hand; TensorRT-RTX for any GPU it knows, on a machine that
-need not have one.
+TensorRT itself builds for a GPU of this machine; TensorRT-RTX builds for any GPU that it knows,
+even on a machine without one.
 """
 
 from __future__ import annotations
@@ -20,25 +20,29 @@ from sbert_infer.errors import EngineError
 
 __all__ = ["BUILD_VERSION", "BuiltEngine", "build_engine", "check_half", "targets"]
 
-BUILD_VERSION = 1  # to be raised when an engine built from here on would differ: those in caches are then not used
+# Part of the cache key: raise it when a change here makes a different TensorRT engine.
+BUILD_VERSION = 1
 
 _BATCHED_INPUTS = ("input_ids", "attention_mask")
 _SCALAR_INPUT = "prompt_length"
-# Scratch that a single kernel may ask for. The products of an encoder need far less; the default is
-# the whole GPU.
+# Scratch memory that a single kernel may use. The matrix products of an encoder need far less; the
+# default is the GPU's whole memory.
 _WORKSPACE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """A serialized engine, and what was learnt while building it (nothing with TensorRT-RTX)."""
+    """A serialized TensorRT engine, and the kernel timings (empty with TensorRT-RTX)."""
 
     engine: bytes
     timing_cache: bytes
 
 
 def targets(trt: TensorRT) -> list[str]:
-    """The GPUs that an engine can be built for without being there, such as sm89. None with TensorRT itself."""
+    """Return the GPUs, such as sm89, that can be built for without having one.
+
+    There are none with TensorRT itself.
+    """
     if not trt.any_target:
         return []
     return [name.lower() for name in trt.module.ComputeCapability.__members__ if name.startswith("SM")]
@@ -56,26 +60,27 @@ def build_engine(
     progress: Callable[[str, int, int], object] = lambda phase, done, steps: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> BuiltEngine:
-    """Build an engine with one optimization profile per `Profile`.
+    """Build a TensorRT engine with one optimization profile per `Profile`.
 
     Args:
-        trt: the TensorRT that builds it, and the only version that will run it.
+        trt: the TensorRT that builds it, and the only version that can run it.
         onnx_model: the model, in standard operators; its types are kept as they are.
-        profiles: the shapes it will run.
-        target: the GPU it is for, one of `targets(trt)`; by default the GPU `device` of this
+        profiles: the shapes that will run.
+        target: the GPU to build for, one of `targets(trt)`; by default the GPU `device` of this
             machine.
-        device: the GPU of this machine that is used when no `target` is given.
+        device: the GPU of this machine to use if no `target` is given.
         half: refuse a model whose matrix products are not in FP16.
-        timing_cache: what an earlier build of the same version on the same kind of GPU returned.
-        progress: called with a phase's name, the steps done and their number, from another thread.
-        cancelled: asked between steps; once it says True the build ends with an `EngineError`.
+        timing_cache: the timings from an earlier build with this version on this kind of GPU.
+        progress: called from another thread with a phase's name, the number of steps done, and
+            their total.
+        cancelled: called between steps; if it returns True, the build ends with an `EngineError`.
 
     Ctrl-C stops the build at its next step.
 
     """
     if target is None:
         if problem := cuda.driver_problem():
-            raise EngineError(f"can't build an engine for this machine's GPU: {problem}")
+            raise EngineError(f"can't build a TensorRT engine for this machine's GPU: {problem}")
         target = cuda.compute_capability(device) if trt.any_target else None
     _check_target(trt, target)
     stop = threading.Event()
@@ -83,22 +88,26 @@ def build_engine(
 
     def work() -> BuiltEngine:
         if not trt.any_target:
-            cuda.set_device(device)  # it holds for the thread that calls it
+            cuda.set_device(device)  # applies to the calling thread only
         return _Build(trt, monitor).run(onnx_model, profiles, target, half, timing_cache)
 
     return _in_thread(work, stop)
 
 
 def _in_thread(work: Callable[[], BuiltEngine], stop: threading.Event) -> BuiltEngine:
-    """Not in the caller's: a KeyboardInterrupt raised inside a callback would be lost in TensorRT's C++."""
+    """Run `work` in a thread of its own; set `stop` and wait for it if the caller is interrupted.
+
+    In the caller's thread, a KeyboardInterrupt raised inside a callback would be lost in TensorRT's
+    C++ code.
+    """
     future: Future[BuiltEngine] = Future()
 
     def run() -> None:
         try:
             future.set_result(work())
         except BaseException as error:
-            # Frees TensorRT's objects here and in order; with the traceback they would wait for the
-            # garbage collector.
+            # This frees TensorRT's objects here and in order. Otherwise the traceback would keep
+            # them until the garbage collector runs.
             traceback.clear_frames(error.__traceback__)
             future.set_exception(error)
 
@@ -106,23 +115,23 @@ def _in_thread(work: Callable[[], BuiltEngine], stop: threading.Event) -> BuiltE
     try:
         thread.start()
         while not future.done():
-            wait([future], timeout=0.1)  # without a timeout, Ctrl-C would not get through everywhere
+            wait([future], timeout=0.1)  # without a timeout, some systems would not deliver Ctrl-C
         return future.result()
     finally:
         stop.set()
         if thread.ident is not None:
-            wait([future])  # it ends at its next step
+            wait([future])  # the build ends at its next step
 
 
 class _Build:
-    """One build. Its monitor must outlive all that TensorRT makes from it."""
+    """One build. Its monitor must outlive all TensorRT objects made from it."""
 
     def __init__(self, trt: TensorRT, monitor: Any) -> None:
         self.trt, self.monitor, self.log = trt, monitor, trt.log
-        self.log.words()  # of others
+        self.log.words()  # clears earlier errors
         try:
             self.builder = trt.module.Builder(self.log)
-        except TypeError as error:  # what the bindings make of a null pointer
+        except TypeError as error:  # raised by the bindings for a null pointer
             raise EngineError(f"{trt.name} {trt.version} can't start: {self.log.words() or error}") from error
 
     def run(
@@ -136,7 +145,7 @@ class _Build:
             self.add_profile(network, config, profile)
         if self.trt.timing_cache and not self.set_timings(config, timing_cache):
             self.set_timings(config, b"")
-        self.log.words()  # a foreign timing cache is ignored, and no reason for a failure
+        self.log.words()  # clears the complaint about an unsuitable timing cache, which is ignored
         plan = self.builder.build_serialized_network(network, config)
         if self.monitor.failure is not None:
             raise self.monitor.failure
@@ -162,8 +171,8 @@ class _Build:
         config = self.builder.create_builder_config()
         config.progress_monitor = self.monitor
         config.set_memory_pool_limit(module.MemoryPoolType.WORKSPACE, _WORKSPACE_BYTES)
-        config.max_aux_streams = 0  # two batches run at once: further streams would only compete with them
-        config.profiling_verbosity = module.ProfilingVerbosity.DETAILED  # for the engine inspector; costs no speed
+        config.max_aux_streams = 0  # two batches already run at once; more streams would only compete
+        config.profiling_verbosity = module.ProfilingVerbosity.DETAILED  # for TensorRT's inspector; costs no speed
         if self.trt.user_allocation:
             config.set_flag(module.BuilderFlag.REQUIRE_USER_ALLOCATION)
         if target is not None:
@@ -174,7 +183,7 @@ class _Build:
     def add_profile(self, network: Any, config: Any, profile: Profile) -> None:
         shapes = self.builder.create_optimization_profile()
         for name in _BATCHED_INPUTS:
-            # [batch, length]; the length is fixed: kernels are chosen for exactly what will run
+            # [batch, length]. The length is fixed, so that kernels are chosen for exactly that.
             shapes.set_shape(name, *((batch, profile.length) for batch in (1, profile.best_batch, profile.max_batch)))
         if config.add_optimization_profile(shapes) < 0:
             raise EngineError(self.failure(f"refuses {profile}"))
@@ -185,10 +194,10 @@ class _Build:
 
 
 def check_half(trt: TensorRT, network: Any) -> None:
-    """Raise unless all matrix products of tokens in a parsed network give FP16; the message names those that do not.
+    """Raise, naming the layers, unless all matrix products of tokens in a network give FP16.
 
-    What follows pooling, [batch, dim], is FP32 on purpose. Outer products (of one column and one
-    row, as in rotary position tables) are left out: they sum nothing.
+    Layers after pooling, [batch, dim], are FP32 on purpose. Outer products (of one column and one
+    row, as in rotary position tables) are not checked, because they sum nothing.
     """
     half = trt.module.DataType.HALF
     layers = [network.get_layer(index) for index in range(network.num_layers)]
@@ -204,7 +213,7 @@ def check_half(trt: TensorRT, network: Any) -> None:
 
 
 def _inner(layer: Any) -> tuple[int, ...]:
-    """The length of what is summed, as the shape of the first operand has it. Empty if it is a vector."""
+    """Return the dimension summed over, from the first operand's shape; empty for a vector."""
     shape = tuple(layer.get_input(0).shape)
     return shape[-1:] if len(shape) > 1 else ()
 
@@ -225,10 +234,10 @@ def _check_inputs(inputs: Sequence[Any]) -> None:
     if missing := set(_BATCHED_INPUTS) - names:
         raise EngineError(f"the model has no input {', '.join(sorted(missing))}")
     if foreign := names - {*_BATCHED_INPUTS, _SCALAR_INPUT}:
-        raise EngineError(f"the model has an input that is never given: {', '.join(sorted(foreign))}")
+        raise EngineError(f"the model has an input that is never set: {', '.join(sorted(foreign))}")
     if shapes := [tensor.name for tensor in inputs if tensor.is_shape_tensor]:
         raise EngineError(
-            f"the values of {', '.join(shapes)} decide shapes, which an engine of fixed shapes can't have"
+            f"the values of {', '.join(shapes)} determine shapes, which a TensorRT engine with fixed shapes can't have"
         )
 
 
@@ -239,7 +248,10 @@ def _parse_problem(errors: Sequence[Any]) -> str:
 
 
 def _make_monitor(trt: TensorRT, progress: Callable[[str, int, int], object], cancelled: Callable[[], bool]) -> Any:
-    """A progress monitor that keeps what went wrong in `failure`: no exception may cross TensorRT's C++."""
+    """Make a progress monitor that keeps any exception in `failure`.
+
+    No exception may pass through TensorRT's C++ code.
+    """
 
     class Monitor(trt.module.IProgressMonitor):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:

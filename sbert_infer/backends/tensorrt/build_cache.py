@@ -1,7 +1,7 @@
 """The user's cache of TensorRT engines built on this machine, and of kernel timings.
 
-An engine's file is named by everything it depends on, and begins with the sha256 of its content. A
-process that builds one holds a lock, so that others wait instead of building the same.
+A file is named after everything that its TensorRT engine depends on, and starts with the sha256 of
+its content. A process that builds one holds a lock, so that others wait instead of building it too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """$SBERT_INFER_CACHE, or `sbert-infer` in the user's cache folder."""
+    """Return $SBERT_INFER_CACHE, or `sbert-infer` in the user's cache folder."""
     if chosen := os.environ.get(CACHE_VARIABLE):
         return Path(chosen)
     if sys.platform == "win32":
@@ -39,22 +39,22 @@ def cache_folder() -> Path:
 
 
 def engine_key(*parts: object) -> str:
-    """Name an engine by what it depends on: model, runtime, version, GPU, profiles."""
+    """Return a name for all that an engine depends on: model, runtime, version, GPU, profiles."""
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
 def kept(key: str) -> bytes | None:
-    """The content kept under `key`; None if there is none or it is damaged."""
+    """Return the content cached under `key`; None if there is none or it is damaged."""
     return _read(_file(key))
 
 
 def forget(key: str) -> None:
-    """Remove what is kept under `key`."""
+    """Remove the content cached under `key`."""
     _file(key).unlink(missing_ok=True)
 
 
 def cached(key: str, make: Callable[[], bytes]) -> bytes:
-    """The content kept under `key`; if there is none, or it is damaged, make and keep it."""
+    """Return the content cached under `key`; if there is none or it is damaged, make it."""
     file = _file(key)
     if (content := _read(file)) is not None:
         return content
@@ -72,7 +72,7 @@ def cached(key: str, make: Callable[[], bytes]) -> bytes:
 
 
 def build(trt: TensorRT, model: bytes, profiles: Sequence[Profile], gpu: str, **options: Any) -> bytes:
-    """Call `build_engine` with the timings kept by earlier builds for the same GPU."""
+    """Call `build_engine` with the kernel timings of earlier builds for the same GPU."""
     timings = cache_folder() / "timings" / f"{engine_key(trt.name, trt.version, gpu)}.timings"
     built = build_engine(trt, model, profiles, timing_cache=_read(timings) or b"", **options)
     if built.timing_cache:
@@ -87,17 +87,17 @@ def _file(key: str) -> Path:
 def _read(file: Path) -> bytes | None:
     try:
         kept = file.read_bytes()
-    except OSError:  # missing; any other trouble will show when it is written
+    except OSError:  # missing; any other problem will show when the file is written
         return None
     digest, content = kept[:_HEX], kept[_HEX:]
     if hashlib.sha256(content).hexdigest().encode() == digest:
         return content
-    logger.warning("%s is damaged: it is made again", file)
+    logger.warning("%s is damaged and will be made again", file)
     return None
 
 
 def _keep(file: Path, content: bytes) -> None:
-    """Write `content`. If that fails, it can still be used now, and is made again next time."""
+    """Write `content`. If that fails, log a warning: it can still be used, but is not cached."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with staged(file) as new:
@@ -109,11 +109,11 @@ def _keep(file: Path, content: bytes) -> None:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Hold the lock `file`, and say so if another process has to finish first."""
+    """Hold the lock `file`; if another process holds it, log that and wait."""
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(file, wait=False))
         except BlockingIOError:
-            logger.info("waiting for another process that builds the same engine")
+            logger.info("waiting for another process that is building the same TensorRT engine")
             stack.enter_context(locked(file))
         yield

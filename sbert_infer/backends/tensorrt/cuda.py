@@ -1,8 +1,8 @@
-"""The NVIDIA driver, and the little of CUDA that the TensorRT backend needs: streams, buffers, copies and graphs.
+"""The NVIDIA driver, and the parts of CUDA that the TensorRT backend needs.
 
-Asking for the driver goes through ctypes: it must be possible on any machine, without a package,
-and before any library that would crash without a driver. All else goes through NVIDIA's own
-`cuda-bindings`; see docs/adr/0009.
+The driver is called through ctypes, so that it can be asked for on any machine, without a package,
+and before any library that would crash without a driver. Streams, buffers, copies and graphs use
+NVIDIA's `cuda-bindings`; see docs/adr/0009.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ __all__ = [
     "set_device",
 ]
 
-# --------------------------------------------------------------------------------------------------------
-# the driver
+# --------------------------------------------------------------------------------------------------
+# The driver
 
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 
 def driver_problem() -> str | None:
-    """Why no GPU can be used, in one line, or None if there is one. Safe on any machine."""
+    """Return why no GPU can be used, in one line; None if one can. Safe on any machine."""
     try:
         driver = _load_driver()
     except OSError:
@@ -55,14 +55,14 @@ def driver_problem() -> str | None:
 
 
 def device_count() -> int:
-    """How many GPUs there are."""
+    """Return the number of GPUs."""
     count = ctypes.c_int()
     _ask_driver("cuDeviceGetCount", ctypes.byref(count))
     return count.value
 
 
 def compute_capability(device: int) -> str:
-    """The GPU's architecture, such as sm89."""
+    """Return the GPU's architecture, such as sm89."""
     parts = []
     for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR):
         value = ctypes.c_int()
@@ -72,7 +72,7 @@ def compute_capability(device: int) -> str:
 
 
 def device_name(device: int) -> str:
-    """The GPU's name, such as NVIDIA L4."""
+    """Return the GPU's name, such as NVIDIA L4."""
     name = ctypes.create_string_buffer(256)
     _ask_driver("cuDeviceGetName", name, len(name), _handle(device))
     return name.value.decode(errors="replace")
@@ -104,8 +104,8 @@ def _driver_error(driver: Any, code: int) -> str:
     return name.value.decode() if name.value else f"error {code}"
 
 
-# -------------------------------------------------------------------------------------------------------
-# the runtime
+# --------------------------------------------------------------------------------------------------
+# The runtime
 
 
 @functools.cache
@@ -117,16 +117,16 @@ def _runtime() -> Any:
 
 
 def require_bindings() -> None:
-    """Raise an error that says what to install, if it is not there."""
+    """Raise an error that says what to install, unless `cuda-bindings` is installed."""
     _runtime()
 
 
 def _call(name: str, *args: Any) -> Any:
-    """Call a function of the CUDA runtime: what it returns, or an error that names it."""
+    """Call a function of the CUDA runtime and return its result; an error names the function."""
     runtime = _runtime()
     code, *results = getattr(runtime, name)(*args)
     if code != runtime.cudaError_t.cudaSuccess:
-        runtime.cudaGetLastError()  # or the next caller in this thread would be told of it
+        runtime.cudaGetLastError()  # clears the error, which the next call in this thread would report
         raise EngineError(f"{name} failed: {code.name} ({_meaning(code)})")
     return results[0] if results else None
 
@@ -137,18 +137,19 @@ def _meaning(code: Any) -> str:
 
 
 def set_device(device: int) -> None:
-    """Let this thread's next calls go to `device`."""
+    """Make `device` the current GPU of this thread."""
     _call("cudaSetDevice", device)
 
 
 class Stream:
-    """A queue of work on the current GPU, in order, independent of all other streams."""
+    """A queue of work on the current GPU, which runs in order, independently of other streams."""
 
     def __init__(self) -> None:
         runtime = _runtime()
         self.handle = _call("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking)
         try:
-            # Waiting for it sleeps. Waiting for a stream spins, on a core that should tokenize.
+            # Waiting for this event sleeps. Waiting for a stream would spin, and take a core from
+            # the tokenizer.
             flags = runtime.cudaEventBlockingSync | runtime.cudaEventDisableTiming
             self._done = _call("cudaEventCreateWithFlags", flags)
         except EngineError:
@@ -159,12 +160,12 @@ class Stream:
         return int(self.handle)
 
     def synchronize(self) -> None:
-        """Wait until all work given so far is done."""
+        """Wait until all work queued so far is done."""
         _call("cudaEventRecord", self._done, self.handle)
         _call("cudaEventSynchronize", self._done)
 
     def close(self) -> None:
-        """Free it."""
+        """Free the stream."""
         _call("cudaEventDestroy", self._done)
         _call("cudaStreamDestroy", self.handle)
 
@@ -173,16 +174,16 @@ class DeviceBuffer:
     """Memory of the current GPU."""
 
     def __init__(self, size: int) -> None:
-        self.size = max(size, 1)  # bytes; nothing has no address
+        self.size = max(size, 1)  # in bytes; an empty buffer would have no address
         self.pointer = int(_call("cudaMalloc", self.size))
 
     def close(self) -> None:
-        """Free it."""
+        """Free the memory."""
         _call("cudaFree", self.pointer)
 
 
 class HostBuffer:
-    """Memory of the host that the GPU copies from and to by itself, while both go on working."""
+    """Page-locked host memory, from and to which the GPU copies while both keep working."""
 
     def __init__(self, dtype: npt.DTypeLike, count: int) -> None:
         size = np.dtype(dtype).itemsize * max(count, 1)
@@ -190,7 +191,7 @@ class HostBuffer:
         self.array: npt.NDArray[Any] = _array_at(self.pointer, size).view(dtype)
 
     def close(self) -> None:
-        """Free it. `array` must not be used any more."""
+        """Free the memory. `array` must not be used afterwards."""
         _call("cudaFreeHost", self.pointer)
 
 
@@ -199,23 +200,23 @@ def _array_at(pointer: int, size: int) -> npt.NDArray[np.uint8]:
 
 
 def copy_to_device(target: DeviceBuffer, source: HostBuffer, size: int, stream: Stream) -> None:
-    """Queue a copy of the first `size` bytes."""
+    """Queue a copy of the first `size` bytes to the GPU."""
     kind = _runtime().cudaMemcpyKind.cudaMemcpyHostToDevice
     _call("cudaMemcpyAsync", target.pointer, source.pointer, size, kind, stream.handle)
 
 
 def copy_to_host(target: HostBuffer, source: DeviceBuffer, size: int, stream: Stream) -> None:
-    """Queue a copy of the first `size` bytes."""
+    """Queue a copy of the first `size` bytes to the host."""
     kind = _runtime().cudaMemcpyKind.cudaMemcpyDeviceToHost
     _call("cudaMemcpyAsync", target.pointer, source.pointer, size, kind, stream.handle)
 
 
 class Graph:
-    """Work that was recorded once and is launched as a whole."""
+    """A CUDA graph: work that is recorded once and launched as a whole."""
 
     def __init__(self, stream: Stream, enqueue: Callable[[], object]) -> None:
-        # Thread-local: what other threads do meanwhile, such as allocating for a batch of their
-        # own, is no concern.
+        # Thread-local, so that other threads may allocate memory for batches of their own
+        # meanwhile.
         mode = _runtime().cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         _call("cudaStreamBeginCapture", stream.handle, mode)
         try:
@@ -234,11 +235,11 @@ class Graph:
         _call("cudaGraphLaunch", self._executable, stream.handle)
 
     def close(self) -> None:
-        """Free it."""
+        """Free the graph."""
         _call("cudaGraphExecDestroy", self._executable)
 
     @staticmethod
     def _abandon(stream: Stream) -> None:
-        """End a recording that failed, whatever CUDA says of it: the stream is of use again."""
+        """End a failed recording, ignoring CUDA's errors, so that the stream is usable again."""
         with contextlib.suppress(EngineError):
             _call("cudaGraphDestroy", _call("cudaStreamEndCapture", stream.handle))

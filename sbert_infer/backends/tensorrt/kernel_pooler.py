@@ -1,4 +1,4 @@
-"""Pools an engine's token vectors with the Triton kernel, on the engine's own stream and memory."""
+"""Pooling a TensorRT engine's token vectors with the Triton kernel, on its stream and memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["KernelPooler"]
 
 
 class KernelPooler:
-    """Mean pooling, and scaling to unit length if `normalize`. Needs torch and Triton."""
+    """Mean pooling, with scaling to unit length if `normalize`. Needs torch and Triton."""
 
     def __init__(self, *, normalize: bool) -> None:
         try:
@@ -25,13 +25,17 @@ class KernelPooler:
         self.normalize = normalize
 
     def __call__(self, tokens: int, mask: int, out: int, shape: tuple[int, int, int], device: int, stream: int) -> None:
-        """Queue it on `stream`: FP16 tokens of `shape` [batch, length, dim] and int64 mask -> FP32 out [batch, dim]."""
+        """Queue the pooling on `stream`.
+
+        The arguments are addresses of FP16 tokens of `shape` [batch, length, dim], an int64 mask
+        [batch, length] and FP32 output [batch, dim].
+        """
         import torch
 
         from sbert_infer.kernels.mean_pool import mean_pool
 
         batch, length, dim = shape
-        # Within this stream's context torch allocates from, and queues on, the engine's stream.
+        # In this context, torch allocates on and queues to the TensorRT engine's stream.
         external: Any = torch.cuda.ExternalStream
         with torch.cuda.stream(external(stream, device=device)):
             hidden = _tensor(tokens, (batch, length, dim), "<f2", device)
@@ -40,14 +44,14 @@ class KernelPooler:
 
 
 class _DeviceArray:
-    """Memory on a GPU as other libraries want it described."""
+    """A description of GPU memory that other libraries understand."""
 
     def __init__(self, pointer: int, shape: tuple[int, ...], typestr: str) -> None:
         self.__cuda_array_interface__ = {"data": (pointer, False), "shape": shape, "typestr": typestr, "version": 3}
 
 
 def _tensor(pointer: int, shape: tuple[int, ...], typestr: str, device: int) -> Any:
-    """A torch tensor on that memory, not a copy of it."""
+    """Return a torch tensor that uses this memory, not a copy of it."""
     import torch
 
     return torch.as_tensor(_DeviceArray(pointer, shape, typestr), device=f"cuda:{device}")

@@ -1,9 +1,9 @@
-"""What runs one batch at a time on one GPU: a stream, its buffers, and one execution context per shape.
+"""Slots, each of which runs one batch at a time on a GPU, with a stream and buffers of its own.
 
-NVIDIA's rule for CUDA graphs is one context per captured graph, never changed afterwards, and
-activation memory that the contexts share. So a context is made for each shape when it first runs
-(there are few: a profile's length with its batch sizes), and a slot's contexts, which run one after
-another on one stream, share one block of memory.
+NVIDIA's rule for CUDA graphs is one context per captured graph, which is never changed afterwards,
+and activation memory that the contexts share. So a context is made when a shape first runs (there
+are few shapes: the length and batch sizes of each profile). The contexts of a slot run one after
+another on one stream, and share one block of memory.
 """
 
 from __future__ import annotations
@@ -27,27 +27,31 @@ Ids = npt.NDArray[np.int64]
 
 
 class Pooler(Protocol):
-    """Pools token vectors on the GPU, for an engine that gives those."""
+    """Pools token vectors on the GPU, for a TensorRT engine that returns those."""
 
     def __call__(self, tokens: int, mask: int, out: int, shape: tuple[int, int, int], device: int, stream: int) -> None:
-        """Queue it on `stream`: FP16 tokens of `shape` [batch, length, dim] and int64 mask -> FP32 out [batch, dim]."""
+        """Queue the pooling on `stream`.
+
+        The arguments are addresses of FP16 tokens of `shape` [batch, length, dim], an int64 mask
+        [batch, length] and FP32 output [batch, dim].
+        """
         ...
 
 
 class Slot:
-    """Runs one batch at a time. With two of them on a GPU, one copies while the other computes."""
+    """Runs one batch at a time. With two slots on a GPU, one copies while the other computes."""
 
     def __init__(self, engine: LoadedEngine, profiles: Sequence[Profile], pooler: Pooler | None) -> None:
         self.engine, self._pooler = engine, pooler
         self._profiles = {profile.length: (index, profile) for index, profile in enumerate(profiles)}
-        self._contexts: dict[tuple[int, int], _FixedContext] = {}  # (batch, length) ->
+        self._contexts: dict[tuple[int, int], _FixedContext] = {}  # by (batch, length)
         cuda.set_device(engine.device)
-        with ExitStack() as made:  # memory may run out on the way
+        with ExitStack() as made:  # frees what was made so far if memory runs out
             self._allocate(made, profiles)
             self._resources = made.pop_all()
 
     def _allocate(self, made: ExitStack, profiles: Sequence[Profile]) -> None:
-        """Buffers for the largest shape, at addresses that every context and graph can rely on."""
+        """Allocate buffers for the largest shape, whose addresses all contexts and graphs use."""
         dim = self.engine.interface.dim
         texts = max(profile.max_batch for profile in profiles)
         tokens = max(profile.max_batch * profile.length for profile in profiles)
@@ -61,7 +65,7 @@ class Slot:
         self.output = _owned(made, cuda.DeviceBuffer(2 * tokens * dim)) if self._pooler else self._vectors
 
     def run(self, batch: Batch) -> Array:
-        """Vectors of a batch, [rows, dim]."""
+        """Return the vectors of a batch, [rows, dim]."""
         cuda.set_device(self.engine.device)
         rows, length = batch.shape
         shaped = self._context(rows, length)
@@ -73,7 +77,7 @@ class Slot:
         return vectors
 
     def close(self) -> None:
-        """Free all: first the graphs and contexts, the last made first, then what they work on."""
+        """Free everything: graphs and contexts in reverse order, then the memory that they use."""
         cuda.set_device(self.engine.device)
         with suppress(EngineError):
             self.stream.synchronize()
@@ -81,7 +85,7 @@ class Slot:
         self._resources.close()
 
     def _context(self, rows: int, length: int) -> _FixedContext:
-        """The one for the smallest batch size that holds these rows."""
+        """Return the context for the smallest batch size that holds these rows."""
         index, profile = self._profiles[length]
         batch = next(size for size in profile.batches if size >= rows)
         if (batch, length) not in self._contexts:
@@ -89,7 +93,7 @@ class Slot:
         return self._contexts[batch, length]
 
     def _send(self, arrays: dict[str, Ids], prompt_length: int, batch: int) -> None:
-        """Copy a batch in, filled up with rows that are all padding."""
+        """Copy a batch to the GPU, filled up with rows of padding."""
         for name, array in arrays.items():
             rows, length = array.shape
             filled = self._sent[name].array[: batch * length].reshape(batch, length)
@@ -107,7 +111,7 @@ class Slot:
             self._pooler(tokens, mask, out, shape, device, int(self.stream))
 
     def _receive(self, rows: int) -> Array:
-        """Copy the vectors out and wait for them. A copy is returned: the buffer is the next batch's."""
+        """Copy the vectors to the host and wait. Returns a copy: the next batch uses the buffer."""
         found = self._received.array[: rows * self.engine.interface.dim].reshape(rows, -1)
         cuda.copy_to_host(self._received, self._vectors, found.nbytes, self.stream)
         self.stream.synchronize()
@@ -115,7 +119,7 @@ class Slot:
 
 
 class _FixedContext:
-    """An execution context for one shape. It is never changed, so that a graph captured from it stays right."""
+    """An execution context for one shape, never changed, so that its CUDA graph stays valid."""
 
     def __init__(self, slot: Slot, profile: int, batch: int, length: int) -> None:
         self.batch, self._length = batch, length
@@ -130,7 +134,7 @@ class _FixedContext:
         context, require = self._context, self._engine.require
         switched = context.set_optimization_profile_async(profile, int(self._stream))
         require(switched, "set_optimization_profile_async")
-        self._stream.synchronize()  # the switch may copy data, which must be there before shapes are set
+        self._stream.synchronize()  # the switch may copy data, which must arrive before shapes are set
         for name in ("input_ids", "attention_mask"):
             require(context.set_input_shape(name, (self.batch, self._length)), f"set_input_shape({name})")
         addresses = {name: buffer.pointer for name, buffer in slot.inputs.items()}
@@ -145,21 +149,21 @@ class _FixedContext:
         context.set_device_memory(slot.activations.pointer, slot.activations.size)
 
     def enqueue(self) -> None:
-        """Queue the model's work."""
+        """Queue the model's work on the stream."""
         if self._graph is not None:
             self._graph.launch(self._stream)
         else:
             self._execute()
 
     def capture(self) -> None:
-        """Record a graph for the next time, once the first run has made the context ready for its shape."""
+        """Capture a CUDA graph for later runs, after the first run has prepared the context."""
         if self._tried_capture or not self._engine.captures:
             return
         self._tried_capture = True
         try:
             self._graph = cuda.Graph(self._stream, self._execute)
         except EngineError as error:
-            self._engine.captures = False  # what failed once is not tried for every other shape, with a warning each
+            self._engine.captures = False  # not tried again, with another warning, for every shape
             warn(f"no CUDA graph of {self.batch} x {self._length} tokens, nor of further shapes: {error}")
 
     def close(self) -> None:

@@ -1,19 +1,19 @@
-"""Which TensorRT is installed, and all that differs between TensorRT 10, 11 and TensorRT for RTX.
+"""The installed TensorRT, and the differences between TensorRT 10, 11 and TensorRT for RTX.
 
-Both packages have nearly the same Python API. What this project uses of it is the same in all
+The packages have nearly the same Python API. The part that this project uses is the same in all
 three, except:
 
-|                        | TensorRT 10.x      | TensorRT 11.x      | TensorRT-RTX 1.x                              |
-|------------------------|--------------------|--------------------|-----------------------------------------------|
-| STRONGLY_TYPED         | must be asked for  | always on, ignored | always on, ignored                            |
-| GPU an engine is for   | the one at hand    | the one at hand    | any of `ComputeCapability`, none need be there |
-| timing cache           | yes                | yes                | deprecated, does nothing                      |
-| CUDA graphs            | captured by us     | captured by us     | by itself, once its kernels are specialised   |
-| activation memory      | given by us        | given by us        | likewise, if REQUIRE_USER_ALLOCATION was set  |
+|                   | TensorRT 10.x   | TensorRT 11.x   | TensorRT-RTX 1.x                         |
+|-------------------|-----------------|-----------------|------------------------------------------|
+| STRONGLY_TYPED    | must be set     | always on       | always on                                |
+| target GPU        | this machine's  | this machine's  | any `ComputeCapability`, here or not     |
+| timing cache      | yes             | yes             | deprecated, does nothing                 |
+| CUDA graphs       | captured by us  | captured by us  | captured by itself, after specialisation |
+| activation memory | allocated by us | allocated by us | same, if REQUIRE_USER_ALLOCATION was set |
 
-The first row needs no code (the flag is always given); the others are the fields of `TensorRT`. Not
-listed is what was removed in 11 and is not used here: weak typing, implicit batches, calibrators,
-`supports_model`, `device_memory_size`.
+The first row needs no code (the flag is always set, and ignored where it is always on); the others
+are fields of `TensorRT`. Not listed are features that were removed in 11 and are not used here:
+weak typing, implicit batches, calibrators, `supports_model`, `device_memory_size`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = ["TensorRT", "installed", "load"]
 
 logger = logging.getLogger(__name__)
 
-_PACKAGES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx-cu13"}  # module -> what pip calls it
-# The first versions with all that is used: activation memory in 64 bits; built-in CUDA graphs.
+_PACKAGES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx-cu13"}  # module -> its name for pip
+# The first versions with all features used here: 64-bit activation memory; built-in CUDA graphs.
 _OLDEST = {"tensorrt": (10, 8), "tensorrt_rtx": (1, 2)}
 
 
@@ -43,24 +43,24 @@ class TensorRT:
     module: Any
     name: str  # of the module: tensorrt or tensorrt_rtx
     version: str
-    any_target: bool  # builds for GPUs that are not there
-    timing_cache: bool  # remembers how long kernels took
+    any_target: bool  # can build for GPUs that this machine does not have
+    timing_cache: bool  # can reuse the kernel timings of earlier builds
     own_graphs: bool  # captures CUDA graphs by itself
-    user_allocation: bool  # must be told at build time that activation memory will be given
+    user_allocation: bool  # must be told at build time that we allocate activation memory
 
     @property
     def log(self) -> Any:
-        """The TensorRT logger of this process, which keeps the last errors: `words()` gives and forgets them."""
+        """The TensorRT logger of this process. Its `words()` returns and clears the last errors."""
         return _make_log(self.module.ILogger)
 
 
 @functools.cache
 def _make_log(base: Any) -> Any:
-    """One for all, never freed.
+    """Return the one logger of this process, which is never freed.
 
-    TensorRT has a single logger, and tells it when an object is made with another. It does so under
-    a lock, while Python may switch to a thread that waits for that lock with the GIL held. Two
-    threads, each with its logger, hang.
+    TensorRT has a single logger, and logs a message to it when an object is made with another one.
+    It does so while holding a lock, and Python may then switch to a thread that waits for that lock
+    with the GIL held. So two threads with a logger each would deadlock.
     """
 
     class Log(base):  # type: ignore[misc]
@@ -75,7 +75,7 @@ def _make_log(base: Any) -> Any:
 
         def words(self) -> str:
             found = []
-            while self.errors:  # TensorRT's own threads log, too
+            while self.errors:  # TensorRT's own threads also append to it
                 found.append(self.errors.popleft())
             return "; ".join(dict.fromkeys(found))
 
@@ -83,17 +83,17 @@ def _make_log(base: Any) -> Any:
 
 
 def installed() -> list[TensorRT]:
-    """Every TensorRT that can be used, the full one first."""
+    """Return every usable TensorRT; the full one comes before TensorRT-RTX."""
     return [trt for name in _PACKAGES if (trt := _load_if_there(name)) is not None]
 
 
 def load(name: str) -> TensorRT:
-    """TensorRT by its module's name, `tensorrt` or `tensorrt_rtx`."""
+    """Import a TensorRT by the name of its module, `tensorrt` or `tensorrt_rtx`."""
     if name not in _PACKAGES:
         raise ValueError(f"name must be one of {', '.join(_PACKAGES)}, got {name!r}")
     try:
         module = importlib.import_module(name)
-    except (ImportError, OSError) as error:  # the latter if one of its libraries is missing
+    except (ImportError, OSError) as error:  # an OSError if one of its libraries is missing
         raise EngineError(f"{name} can't be imported ({error}): pip install {_PACKAGES[name]}") from error
     version = str(module.__version__)
     if _numbers(version) < _OLDEST[name]:

@@ -1,4 +1,4 @@
-"""The number of workers respects the container, not the machine."""
+"""The number of usable cores respects the container's limits, not only the machine's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files are replaced whole or not at all, and nothing is left behind."""
+"""Files are replaced as a whole or not at all, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sbert_infer._util.files import locked, staged
 
 @pytest.fixture(params=["unnamed", "named"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways of staging: with files that have no name, and where a system has none."""
+    """Both ways of staging: with unnamed files, and as on systems without them."""
     if request.param == "unnamed":
         if not hasattr(os, "O_TMPFILE"):
             pytest.skip("no O_TMPFILE")
@@ -118,7 +118,7 @@ with staged(Path(target)) as file:
 
 
 def test_a_full_disk_leaves_the_old_file(kind: str, tmp_path: Path) -> None:
-    """The limit on a file's size stands in for a full disk: both end a write midway."""
+    """A limit on the file size stands in for a full disk: both stop a write midway."""
     (tmp_path / "model.onnx").write_bytes(b"old")
     command = [sys.executable, "-c", SCRIPT, "fill", kind, str(tmp_path / "model.onnx")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -148,7 +148,7 @@ with locked(Path(sys.argv[1])):
 
 @contextlib.contextmanager
 def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds a lock until its standard input ends."""
+    """Start another process that holds a lock until its standard input ends."""
     command = [sys.executable, "-c", HOLD, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

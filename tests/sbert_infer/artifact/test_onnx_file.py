@@ -1,4 +1,4 @@
-"""A bad file gets one line that says why, and no native library ever sees its bytes."""
+"""A bad file is refused with one line that says why, before a native library sees its bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from sbert_infer.artifact.protobuf import bytes_field
 
 @pytest.fixture
 def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """`refuse(content, error)`: an engine refuses a file with this content before onnxruntime; gives the message."""
+    """Return `refuse(content, error)`, which returns the message if an engine refuses this content.
+
+    It must do so before onnxruntime sees the file.
+    """
 
     def blocked() -> None:
         pytest.fail("onnxruntime was reached")
@@ -47,9 +50,9 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str
 
 
 def sealed(path: Path, model: bytes, manifest: Manifest | str, tokenizer_json: str = "{}") -> bytes:
-    """An artifact as an exporter would write it, around any model and manifest."""
+    """Return an artifact, as the export would write it, around any model and manifest."""
 
-    class Text(str):  # a manifest that says anything
+    class Text(str):  # a manifest with any content
         def to_json(self) -> str:
             return str(self)
 
@@ -67,7 +70,7 @@ def test_truncated_anywhere(small_onnx: Path, refuse: Callable[..., str]) -> Non
     whole = small_onnx.read_bytes()
     for size in (64, 100, 5000, len(whole) // 2, *(len(whole) - cut for cut in (1, 17, 81, 82, 103, 104, 2000))):
         assert "damaged" in refuse(whole[:size], CorruptError)
-    for size in (1, 5, 10):  # nothing of ours left to recognise
+    for size in (1, 5, 10):  # too little is left to recognise it
         assert "sbert-export" in refuse(whole[:size], ArtifactError)
 
 
@@ -86,7 +89,7 @@ def test_any_flipped_bit(small_onnx: Path, refuse: Callable[..., str], tmp_path:
         bad[place] ^= 1 << place % 8
         refuse(bytes(bad), CorruptError)
     (tmp_path / "good.onnx").write_bytes(whole)
-    assert open_artifact(tmp_path / "good.onnx").manifest.dim == 32  # it was the flip
+    assert open_artifact(tmp_path / "good.onnx").manifest.dim == 32  # without a flipped bit it opens
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 500, b"just some text\n" * 100, b"@" * 200, b"\xff" * 64])
@@ -120,8 +123,8 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_seal_that_points_elsewhere(small_onnx: Path, refuse: Callable[..., str]) -> None:
-    # The seal's hash can't cover the seal: each place in the metadata and before it must be noticed
-    # in another way.
+    # The hash in the seal can't cover the seal itself, so a wrong offset, before or inside the
+    # metadata, must be noticed in another way.
     whole = small_onnx.read_bytes()
     offset = int(whole[-16:])
     for other in {*range(offset - 300, len(whole), 7), *range(offset - 40, offset + 40), 0, len(whole) - 103} - {
@@ -134,7 +137,7 @@ def test_a_newer_format(small_onnx: Path, refuse: Callable[..., str], tmp_path: 
     manifest = replace(open_artifact(small_onnx).manifest, format_version=2)
     message = refuse(sealed(tmp_path / "new", graph_of(small_onnx), manifest), VersionError)
     assert "format 2, this sbert-infer reads up to 1: upgrade" in message
-    # A newer format may have any keys: the version is what a person must be told.
+    # A newer format may have any keys, but the message must name its version.
     other = json.dumps({"format_version": 3, "compressed": True})
     assert "format 3" in refuse(sealed(tmp_path / "newer", graph_of(small_onnx), other), VersionError)
 
@@ -188,31 +191,31 @@ def model_with(location: str) -> onnx.ModelProto:
 def test_weights_outside_the_folder(
     location: str, small_onnx: Path, refuse: Callable[..., str], tmp_path: Path
 ) -> None:
-    # A manifest that lists the file does not help it.
+    # It is refused even if the manifest lists the file.
     manifest = replace(open_artifact(small_onnx).manifest, data_files=(DataFile(location, 16, "0" * 64),))
     bad = sealed(tmp_path / "odd", model_with(location).SerializeToString(), manifest)
     assert f"outside its folder: {location!r}" in refuse(bad, ArtifactError)
 
 
 def test_weights_hidden_behind_the_metadata(small_onnx: Path, refuse: Callable[..., str], tmp_path: Path) -> None:
-    # Messages concatenate, so a parser would merge a second graph from anywhere in the file.
+    # Protobuf messages concatenate, so a parser would merge a second graph anywhere in the file.
     manifest = open_artifact(small_onnx).manifest
     graph = model_with("../x").graph
-    graph.node.add(op_type="Identity")  # with its name, it now reads like an entry of the metadata
+    graph.node.add(op_type="Identity")  # with its name, it now parses like an entry of the metadata
     hidden = bytes_field(7, graph.SerializeToString())
     tampered = sealed(tmp_path / "odd", graph_of(small_onnx), manifest)
     assert "damaged" in refuse(_reseal(tampered, hidden), CorruptError)
 
 
 def _reseal(artifact: bytes, extra: bytes) -> bytes:
-    """Put `extra` between the manifest and the seal, with a matching hash: what a forger would do."""
+    """Put `extra` between the manifest and the seal, with a matching hash, as a forger would."""
     forged = artifact[: -len(_seal("0" * 64, 0))] + extra
     return forged + _seal(hashlib.sha256(forged).hexdigest(), int(artifact[-16:]))
 
 
 @pytest.fixture
 def with_data(small_onnx: Path, tmp_path: Path) -> Path:
-    """An artifact with a weights file; sealed, so only the weights can be wrong."""
+    """Path of an artifact with a weights file. It is sealed, so only the weights can be wrong."""
     (tmp_path / "bad.onnx.data").write_bytes(b"weights" * 1000)
     with (tmp_path / "bad.onnx.data").open("rb") as file:
         entry = DataFile("bad.onnx.data", 7000, sha256(file))

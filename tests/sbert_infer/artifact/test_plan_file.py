@@ -1,4 +1,4 @@
-"""The plan file: what is written is read, and nothing else is."""
+"""The plan file: everything that was written is read back, and nothing else is accepted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROFILES = (Profile(16, 64, 64), Profile(64, 16, 16))
 
 @pytest.fixture(scope="module")
 def plan_file(small_onnx: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plan around bytes that stand for graphs and engines. Shared: change only a copy."""
+    """Path of a plan with arbitrary bytes as graphs and engines. Shared: change only a copy."""
     artifact = open_artifact(small_onnx)
     path = tmp_path_factory.mktemp("plan") / "model.plan"
     with path.open("wb") as file:
@@ -99,7 +99,7 @@ def test_a_flipped_bit_is_noticed_or_without_effect(plan_file: Path, tmp_path: P
         flipped[place] ^= 1 << place % 8
         bad.write_bytes(flipped)
         with suppress(ArtifactError):
-            assert contents(open_plan(bad)) == expected  # a date, or the like, was hit
+            assert contents(open_plan(bad)) == expected  # the bit was in a date or the like
             continue
         noticed += 1
     assert noticed > 300
@@ -114,7 +114,7 @@ def test_a_torn_file(share: float, plan_file: Path, tmp_path: Path) -> None:
 
 
 def rewrite(source: Path, target: Path, change: Any, comment: bytes | None = None) -> Path:
-    """A copy with another manifest, its hash made to fit unless `comment` is given."""
+    """Write a copy with a changed manifest, and a matching hash unless `comment` is given."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
         for name in old.namelist():
             content = old.read(name)

@@ -1,4 +1,4 @@
-"""Buckets that hold every text, within the budget."""
+"""Profiles hold every text, within the budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small protobuf reader: right about real models, and never worse than a ValueError on anything else."""
+"""The protobuf reader reads real models correctly, and raises only ValueError for other bytes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def external(name: str) -> TensorProto:
 
 
 def everywhere() -> onnx.ModelProto:
-    """A model with an external tensor in every place that can hold one."""
+    """Return a model with an external tensor in every place that can hold one."""
     inner = helper.make_graph(
         [helper.make_node("Constant", [], ["c"], value=external("in a subgraph's node"))],
         "inner",

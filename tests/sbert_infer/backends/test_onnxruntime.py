@@ -1,4 +1,4 @@
-"""onnxruntime behind the backend protocol: vectors, or an `EngineError` that says what it was given."""
+"""The onnxruntime backends return vectors, or raise an `EngineError` with the batch's shape."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_batch_that_can_not_run(small_onnx: Path) -> None:
     backend = OnnxBackend(FileModel(small_onnx))
     mask = np.ones((2, 3), np.int64)
     with pytest.raises(EngineError, match=r"batch of \(2, 3\) tokens"):
-        run_ids(backend, np.full((2, 3), 10**6), mask)  # no such token
+        run_ids(backend, np.full((2, 3), 10**6), mask)  # there is no such token
     assert np.isfinite(run_ids(backend, mask, mask)).all()
     backend.close()
     backend.close()
@@ -34,8 +34,8 @@ def test_a_batch_that_can_not_run(small_onnx: Path) -> None:
 
 def test_all_cores_are_for_runs_that_come_one_by_one(small_onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = OnnxBackend(FileModel(small_onnx))
-    backend._share_cores = True  # also where there is only one core
-    threads: list[int] = []  # of the sessions that were used
+    backend._share_cores = True  # even on a machine with one core
+    threads: list[int] = []  # thread counts of the sessions used
 
     class Noting:
         def __init__(self, threads: int) -> None:
@@ -49,7 +49,7 @@ def test_all_cores_are_for_runs_that_come_one_by_one(small_onnx: Path, monkeypat
     ids, now = np.ones((1, 3), np.int64), [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     run_ids(backend, ids, ids, alone=True)
-    backend._begin(alone=True)  # begins, and goes on
+    backend._begin(alone=True)  # a run that starts and does not end
     run_ids(backend, ids, ids, alone=True)
     backend._running -= 1
     for now[0] in (100.1, 100.4, 100.6):
@@ -82,14 +82,14 @@ def test_a_gpu_needs_the_other_onnxruntime(small_onnx: Path) -> None:
 
 
 def test_a_silent_fall_back_to_the_cpu_is_refused(small_onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What onnxruntime-gpu does without a driver: it offers the provider, and gives a session on the CPU."""
+    """Without a driver, onnxruntime-gpu offers the CUDA provider but opens a session on the CPU."""
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
     with pytest.warns(UserWarning, match="CUDAExecutionProvider"), pytest.raises(EngineError, match="can't use cuda:1"):
         OnnxCudaBackend(FileModel(small_onnx), [1])
 
 
 def test_bound_inputs_and_outputs(small_onnx: Path, small_plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of the GPU's backend but the GPU: the same calls, on the CPU's memory."""
+    """The backend for GPUs makes the same calls here, but in the CPU's memory."""
     monkeypatch.setattr("sbert_infer.backends.onnxruntime_cuda._MEMORY", "cpu")
     monkeypatch.setattr("sbert_infer.backends.onnxruntime_cuda._open", lambda model, gpu: open_session(model, 1))
     ids, mask = np.array([[2, 9, 10, 11, 3], [2, 9, 3, 0, 0]]), np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])

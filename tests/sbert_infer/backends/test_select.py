@@ -1,4 +1,4 @@
-"""Which backend a plan gets on which machine. GPUs, TensorRT and the backends themselves are stand-ins here."""
+"""Which backend a plan gets on which machine. GPUs, TensorRT and backends are fakes here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sbert_infer.backends.tensorrt.build import BuiltEngine
 from sbert_infer.backends.tensorrt.loaded_engine import LoadError
 
 PROFILES = [Profile(64, 8, 8)]
-LIMIT = 9 * 64 - 1  # tokens: a ninth text of 64 would not fit
+LIMIT = 9 * 64 - 1  # tokens: a ninth text of 64 tokens would not fit
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,18 @@ class FakeTensorRT:
 
 @dataclass
 class Machine:
-    """What the machine of a test has, and what was done on it."""
+    """What the machine of a test has, and a record of what was done on it."""
 
-    driver: str | None = None  # what is wrong with it
+    driver: str | None = None  # what is wrong with the driver
     targets: dict[int, str] = field(default_factory=lambda: {0: "sm89", 1: "sm89", 2: "sm90", 3: "sm89"})
     models: dict[int, str] = field(default_factory=lambda: {0: "GPU A", 1: "GPU A", 2: "GPU B", 3: "GPU C"})
     tensorrt: list[FakeTensorRT] = field(default_factory=lambda: [FakeTensorRT()])
-    refused_engine: bytes = b""  # what TensorRT can't load
+    refused_engine: bytes = b""  # bytes that TensorRT can't load
     memory_problem: str = ""
     build_problem: str = ""
-    cuda_problem: str = ""  # of onnxruntime
+    cuda_problem: str = ""  # why onnxruntime can't use the GPU
     built: list[str] = field(default_factory=list)
-    timings: list[bytes] = field(default_factory=list)  # that builds began with
+    timings: list[bytes] = field(default_factory=list)  # timing caches that builds started with
     closed: int = 0
 
 
@@ -132,7 +132,7 @@ OTHERS = (
 
 
 def opened(plan: Plan, **options: Any) -> tuple[str, list[str]]:
-    """What runs, and the warnings."""
+    """Open a plan; return the backend's description and the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         text = open_backend(plan, BackendOptions(**options)).describe()
@@ -154,7 +154,7 @@ def test_devices(machine: Machine, make_plan: Callable[..., Plan]) -> None:
     text, (warning,) = opened(plan, device=["cuda:0", "cuda:2"])
     assert text == "onnxruntime on [0, 2]"
     assert warning.count("cuda:0 is GPU A (sm89), cuda:2 is GPU B (sm90)") == 1
-    assert "cuda:3 is GPU C" in opened(plan, device=["cuda:0", "cuda:3"])[1][0]  # the same sm89, but tuned otherwise
+    assert "cuda:3 is GPU C" in opened(plan, device=["cuda:0", "cuda:3"])[1][0]  # also sm89, but another model of GPU
     assert "no cuda:7" in opened(plan, device="cuda:7")[1][0]
     for wrong in ("gpu", "cuda:x", [], ["cpu", "cuda"], ["cuda", "cuda:0"]):
         with pytest.raises(ValueError, match="device"):
@@ -176,7 +176,7 @@ def test_an_engine_is_built_once(engines: Any, machine: Machine, make_plan: Call
     assert text == "tensorrt built from the model on [0]"
     assert "no engine for tensorrt 10.13.3 on GPU A" in warning
     assert "one was built" in warning
-    assert opened(plan) == (text, [])  # from the cache: no step down
+    assert opened(plan) == (text, [])  # from the cache, so no warning
     assert opened(plan, strict=True) == (text, [])
     assert machine.built == ["10.13.3"]
     machine.tensorrt[0] = FakeTensorRT(version="11.0")
@@ -193,7 +193,7 @@ def test_timings_are_kept_for_the_next_build(machine: Machine, make_plan: Callab
     opened(make_plan())
     machine.tensorrt[0] = FakeTensorRT(version="11.0")
     opened(make_plan())
-    assert machine.timings == [b"", b"10.13.3", b""]  # of the same version only
+    assert machine.timings == [b"", b"10.13.3", b""]  # only timings of the same version are used
 
 
 def test_an_engine_that_tensorrt_can_not_load(machine: Machine, make_plan: Callable[..., Plan]) -> None:
@@ -259,7 +259,7 @@ def test_onnxruntime_on_the_gpu(machine: Machine, make_plan: Callable[..., Plan]
     assert "operator Foo" in warning
     with pytest.raises(EngineError):
         opened(plan, strict=True)
-    assert machine.closed == 1  # what was opened in vain is closed
+    assert machine.closed == 1  # the backend opened in vain was closed
     machine.tensorrt.clear()
     text, (warning,) = opened(plan)
     assert text == "onnxruntime on [0]"
@@ -281,7 +281,7 @@ def test_no_driver(machine: Machine, make_plan: Callable[..., Plan]) -> None:
     text, (warning,) = opened(plan)
     assert text == "onnxruntime on CPU"
     assert warning == f"{plan.path} runs with onnxruntime on CPU: no NVIDIA driver"
-    assert opened(plan, device="cpu") == ("onnxruntime on CPU", [])  # what was asked for is no step down
+    assert opened(plan, device="cpu") == ("onnxruntime on CPU", [])  # chosen by the user, so no warning
     for options in ({"strict": True}, {"device": "cuda"}, {"device": ["cuda:0", "cuda:1"]}):
         with pytest.raises(EngineError, match="no NVIDIA driver"):
             opened(plan, **options)

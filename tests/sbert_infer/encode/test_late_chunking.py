@@ -1,4 +1,4 @@
-"""Late chunking: vectors of spans are those of the whole document's tokens, pooled as the model pools."""
+"""Late chunking: spans have the mean of their token vectors in the whole document."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.models.checkpoints import ODD_TEXTS, TEXTS
 from tests.models.graphs import Array, assert_close
 from tests.models.multi_vectors import one_thread
 
-LIMIT = 64  # tokens, of the real model: less than it allows, so that a short text is a long document
+LIMIT = 64  # tokens, set for the real model, so that a short text is a long document
 DOCUMENT = "Berlin is the capital of Germany. Its population is 3.7 million.  The city lies on the Spree, naïvely said."
 SENTENCES = [(0, 33), (34, 65), (67, len(DOCUMENT))]
 
@@ -39,7 +39,10 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def export_tokens(once: Callable[..., Path]) -> Callable[..., Path]:
-    """`export_tokens(key, checkpoint)`: an artifact with token vectors. Its parity is another test's matter."""
+    """Return `export_tokens(key, checkpoint)`, which exports an artifact with token vectors.
+
+    Its parity is checked by other tests.
+    """
 
     def make(key: str, checkpoint: Path, **options: Any) -> Path:
         def write(target: Path) -> None:
@@ -54,13 +57,13 @@ def export_tokens(once: Callable[..., Path]) -> Callable[..., Path]:
 
 @pytest.fixture(scope="module")
 def minilm_tokens(minilm_path: Path, export_tokens: Callable[..., Path]) -> Path:
-    """The real MiniLM."""
+    """Path of the artifact of the real MiniLM."""
     return export_tokens("minilm", minilm_path, max_length=LIMIT)
 
 
 @pytest.fixture(scope="module")
 def small_tokens(make_checkpoint: Callable[..., Path], export_tokens: Callable[..., Path]) -> Path:
-    """A small model whose prompts do not count, and whose tokens begin with the space before a word."""
+    """Path of a small model that leaves out prompts; tokens include the space before a word."""
     prompts = {"document": "a text about "}
     checkpoint = make_checkpoint("modernbert", normalize=False, include_prompt=False, prompts=prompts)
     return export_tokens("modernbert", checkpoint)
@@ -74,7 +77,7 @@ def real(minilm_tokens: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def eager(minilm_path: Path) -> tuple[Any, Any]:
-    """The same in transformers: the tokenizer and the model."""
+    """The tokenizer and the model in transformers."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_path)
     return tokenizer, transformers.AutoModel.from_pretrained(minilm_path).eval()
 
@@ -103,7 +106,7 @@ def test_spans_are_means_of_their_tokens(real: Engine, eager: tuple[Any, Any]) -
     assert found.dtype == np.float32
     assert_close(found, unit(np.stack(expected)), 1e-5)
     alone = real.encode([DOCUMENT[first:last] for first, last in SENTENCES])
-    assert (np.abs(found - alone).max(axis=1) > 0.01).all()  # they know what stands around them
+    assert (np.abs(found - alone).max(axis=1) > 0.01).all()  # the context changes the vectors
 
 
 @pytest.mark.parametrize("text", [DOCUMENT, *(text for text in ODD_TEXTS[:-1] if text.strip()), "[CLS] a [SEP] b"])
@@ -112,7 +115,7 @@ def test_one_span_over_everything(real: Engine, text: str) -> None:
 
 
 def test_a_long_document_runs_in_windows(real: Engine, eager: tuple[Any, Any]) -> None:
-    """Each token's vector comes from the window that has the most around it, worked out here one by one."""
+    """Each token's vector comes from the window with the most context, computed here one by one."""
     sentences = [*TEXTS, *TEXTS[::-1]]
     document = " ".join(sentences)
     ends = np.cumsum([len(sentence) + 1 for sentence in sentences]) - 1
@@ -151,7 +154,7 @@ def test_many_documents(real: Engine, most: int, monkeypatch: pytest.MonkeyPatch
 
 
 def test_words_behind_a_space(small_tokens: Path) -> None:
-    """Some tokenizers count the space before a word to it: it belongs to the word's span all the same."""
+    """A token that includes the space before a word still belongs to the word's span."""
     text = TEXTS[0]
     spaces = [-1, *(place for place, character in enumerate(text) if character == " "), len(text)]
     words = [(before + 1, after) for before, after in pairwise(spaces)]
@@ -167,7 +170,7 @@ def test_words_behind_a_space(small_tokens: Path) -> None:
 
 @pytest.mark.parametrize("counts", [True, False])
 def test_prompts(small_tokens: Path, minilm_tokens: Path, counts: bool) -> None:
-    """One that counts goes with the first character, and it stands before every window of a long document."""
+    """A prompt belongs to the first character if it counts, and precedes every window."""
     prompt, long = "a text about ", " ".join(TEXTS)
     with Engine(minilm_tokens if counts else small_tokens, on_truncate="ignore") as engine:
         assert engine.manifest.include_prompt == counts
@@ -188,7 +191,7 @@ def test_prompts(small_tokens: Path, minilm_tokens: Path, counts: bool) -> None:
         ([(0, 12)], ValueError, r"no span \(0, 12\)"),
         ([(-1, 2)], ValueError, r"no span \(-1, 2\)"),
         ([(5, 7)], ValueError, r"no token begins in the span \(5, 7\)"),
-        ([(9, 11)], ValueError, r"no token begins in the span \(9, 11\)"),  # only the one at the end
+        ([(9, 11)], ValueError, r"no token begins in the span \(9, 11\)"),  # only the special token at the end
         ([3, 4], TypeError, "a span must be two int"),
         ([(0, 1, 2)], TypeError, "a span must be two int"),
         ([(0.0, 3.0)], TypeError, "a span must be two int"),

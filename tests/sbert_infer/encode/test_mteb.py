@@ -1,4 +1,4 @@
-"""The package mteb, with a task of its own kinds made here, takes an `Engine` as it takes a `SentenceTransformer`."""
+"""mteb, with small tasks defined here, takes an `Engine` as it takes a `SentenceTransformer`."""
 
 from __future__ import annotations
 

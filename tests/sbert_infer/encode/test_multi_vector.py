@@ -1,4 +1,4 @@
-"""Multi-vector encoders: `encode_query`, `encode_document` and MaxSim equal those of sentence-transformers."""
+"""Multi-vector encoders: vectors and MaxSim equal those of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from sbert_infer.similarity import maxsim, maxsim_pairwise
 from tests.models.graphs import Array, assert_close
 from tests.models.multi_vectors import ALL_TEXTS, DIM, FIXED, export_multi_vector, one_thread
 
-# A query is filled up to 12 tokens, which are attended to, and some of its tokens get no vector
-# either.
+# A query is filled up to 12 tokens, which are attended to, and some of its tokens also get no
+# vector.
 LEAST: dict[str, Any] = {
     "family": "modernbert",
     "query_expansion": {"strategy": "min", "length": 12, "attend": True},
@@ -161,7 +161,7 @@ def some_vectors(*counts: int) -> list[Array]:
     st.lists(st.integers(0, 5), max_size=5), st.lists(st.integers(0, 9), max_size=9), st.integers(1, 40), st.booleans()
 )
 def test_maxsim(queries: list[int], documents: list[int], most: int, mean: bool) -> None:
-    """However many are compared at once; a query without vectors scores 0, a document without any -1e9."""
+    """For any chunk size. A query without vectors scores 0, a document without vectors -1e9."""
     a, b = some_vectors(*queries), some_vectors(*documents)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(similarities, "_MAX_PRODUCTS", most)

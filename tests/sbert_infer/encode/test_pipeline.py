@@ -1,4 +1,4 @@
-"""The pipeline with a fake backend: faults that no real model shows on demand."""
+"""The pipeline with a fake backend, for faults that a real model does not show on demand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.models.checkpoints import TEXTS
 
 
 class FakeBackend:
-    """Gives each text its number of tokens as a vector of two, or what `fault` makes of it."""
+    """Returns each text's number of tokens, twice, as its vector, changed by `fault`."""
 
     device = "cpu"
     workers = 2
@@ -53,7 +53,7 @@ def pipeline(backend: FakeBackend, make_checkpoint: Callable[..., Path]) -> Pipe
 
 
 def output(artifact: Path) -> DenseOutput:
-    """Vectors of two numbers."""
+    """Return an output for vectors of two numbers."""
     return DenseOutput(replace(open_artifact(artifact).manifest, dim=2))
 
 
@@ -63,7 +63,7 @@ def test_a_vector_that_is_not_finite_is_named(
     value: float, small_onnx: Path, make_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fault(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        vectors[vectors[:, 0] == 2, 0] = value  # the empty text, with nothing but its two special tokens
+        vectors[vectors[:, 0] == 2, 0] = value  # the empty text has only two special tokens
         vectors[vectors[:, 0] == 2, 1] = -value
         return vectors
 
@@ -87,7 +87,7 @@ def test_an_error_in_a_worker_reaches_the_caller(small_onnx: Path, make_checkpoi
         raise MemoryError("no room")
 
     running = pipeline(FakeBackend(fault), make_checkpoint)
-    for texts in (TEXTS[:1], TEXTS):  # on the calling thread, and on workers
+    for texts in (TEXTS[:1], TEXTS):  # in the calling thread, and in workers
         with pytest.raises(MemoryError, match="no room"):
             list(running.run(texts, output(small_onnx)))
 
@@ -108,8 +108,8 @@ def test_an_error_stops_what_was_started(
     with pytest.raises(ValueError, match="first batch"):
         list(running.run([f"{text} {n}" for n in range(10) for text in TEXTS], output(small_onnx), max_batch_texts=1))
     count = backend.runs
-    assert count < 80  # two windows of 40 were on their way
-    running.submit(lambda: 0).result(timeout=30)  # what was still waiting would run before this
+    assert count < 80  # two windows of 40 batches were started
+    running.submit(lambda: 0).result(timeout=30)  # batches that still wait would run before this
     assert backend.runs == count
 
 
@@ -125,5 +125,5 @@ def test_the_next_window_is_read_before_the_first_is_asked_for(
 
     windows = pipeline(FakeBackend(), make_checkpoint).run(texts(), output(small_onnx))
     assert next(windows).start == 0
-    assert len(read) == 2 * 4096  # and no more: memory stays flat
+    assert len(read) == 2 * 4096  # and no more, so that memory does not grow
     assert [window.start for window in windows] == [4096, 8192]

@@ -1,4 +1,4 @@
-"""Fewer bits, bit for bit as sentence-transformers makes them."""
+"""Reduced precision equals that of sentence-transformers bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparse vectors from an `Engine`, an `AsyncEngine` and a server: those of sentence-transformers' `SparseEncoder`."""
+"""Sparse vectors of `Engine`, `AsyncEngine` and the server equal those of `SparseEncoder`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def model(once: Once) -> SparseEncoder:
 
 
 def dense(vectors: Any) -> np.ndarray[Any, Any]:
-    """What sentence-transformers gives, dense."""
+    """Return a result of sentence-transformers as a dense array."""
     array: np.ndarray[Any, Any] = vectors.to_dense().numpy()
     return array
 
@@ -57,7 +57,7 @@ def test_encode(engine: Engine, model: SparseEncoder) -> None:
     assert isinstance(found, pytest.importorskip("scipy.sparse").csr_matrix)
     assert found.shape == (len(ALL_TEXTS), engine.get_embedding_dimension())
     assert_same(found, dense(model.encode(ALL_TEXTS)))
-    assert 0.1 < found.nnz / np.prod(found.shape) < 0.9  # or the comparison says little
+    assert 0.1 < found.nnz / np.prod(found.shape) < 0.9  # otherwise the comparison would mean little
     assert_same(engine.encode(TEXTS[3]), dense(model.encode([TEXTS[3]])))
     assert engine.encode([]).shape == (0, engine.get_embedding_dimension())
     assert_same(engine.encode_query(TEXTS), dense(model.encode_query(list(TEXTS))))
@@ -108,7 +108,7 @@ def test_similarity(engine: Engine, model: SparseEncoder, name: str | None) -> N
         np.testing.assert_allclose(some, right.numpy(), rtol=1e-4, atol=2e-4)
         pairs = engine.similarity_pairwise(ours[:3], ours[3:6])
         np.testing.assert_allclose(pairs, engine.similarity(ours[:3], ours[3:6]).diagonal(), rtol=1e-4, atol=2e-4)
-        tensors = engine.similarity(theirs, theirs)  # sparse tensors of sentence-transformers are fine, too
+        tensors = engine.similarity(theirs, theirs)  # sparse tensors of sentence-transformers also work
         np.testing.assert_allclose(tensors[:5], some, rtol=1e-4, atol=2e-4)
     finally:
         engine.similarity_fn_name = model.similarity_fn_name = before
@@ -167,14 +167,14 @@ def test_without_scipy(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_batches_of_wide_vectors_are_small(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vectors are dense until their batch is done."""
+    """Batches are limited, because vectors are dense until their batch is done."""
     from dataclasses import replace
 
     for vocabulary, most in ((30_522, 137), (250_002, 16), (2**23, 1)):
         manifest = replace(engine.manifest, dim=vocabulary)
         assert SparseOutput(manifest).max_batch_texts == most
     monkeypatch.setattr("sbert_infer.encode.sparse._MAX_BATCH_NUMBERS", 2 * engine.manifest.dim)
-    for batch_size, batches in ((None, 3), (3, 3), (1, 6)):  # whichever is smaller
+    for batch_size, batches in ((None, 3), (3, 3), (1, 6)):  # the smaller limit applies
         engine.encode(["a", "b", "c", "d", "e", "f"], batch_size=batch_size)
         assert engine.last_stats.batches == batches
 
@@ -189,7 +189,7 @@ numbers = st.floats(-8, 8, width=32).filter(lambda x: x == 0 or abs(x) > 1e-30)
     st.data(),
 )
 def test_rows(vectors: np.ndarray[Any, Any], most: int | None, data: st.DataObject) -> None:
-    """Filled in any order, taken in any order; of equal magnitudes it does not matter which stay."""
+    """Rows may be set and read in any order; of equal magnitudes any may be kept."""
     order = np.array(data.draw(st.permutations(range(len(vectors)))))
     cut = data.draw(st.integers(0, len(order)))
     rows = SparseRows(len(vectors), vectors.shape[1], most)
@@ -203,7 +203,7 @@ def test_rows(vectors: np.ndarray[Any, Any], most: int | None, data: st.DataObje
 
 
 def test_rows_that_are_not_finite() -> None:
-    for most in (None, 1):  # where the largest stay, they may not hide it
+    for most in (None, 1):  # NaN must be reported even if only the largest values are kept
         rows = SparseRows(3, 2, most)
         bad = rows.put(np.array([2, 0]), [np.array([[3, np.nan], [1, 2]], np.float32)])
         assert bad.tolist() == [2]

@@ -1,4 +1,4 @@
-"""Which calls are let into the queue, and which are refused at once."""
+"""Which calls the queue accepts, and which it refuses at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.doubles.simulation import LIMITS, SPEED, Simulation, natural_lengths,
 
 
 def loaded(tokens: int, limits: Limits = LIMITS) -> Scheduler:
-    """A scheduler that has measured some 1,000 tokens/s, two full batches running, and has `tokens` in its queue."""
+    """Return a scheduler at about 1,000 tokens/s, with two running batches and `tokens` queued."""
     scheduler = Scheduler(limits)
     for _ in range(4):
         scheduler.add(request(*[128] * 4))
@@ -32,9 +32,9 @@ def loaded(tokens: int, limits: Limits = LIMITS) -> Scheduler:
 
 def test_speed_is_what_comes_out_while_more_waits() -> None:
     scheduler = loaded(0)
-    assert scheduler.tokens_per_s == pytest.approx((0.9 * 512 + 512) / 0.9)  # two at once after a second
+    assert scheduler.tokens_per_s == pytest.approx((0.9 * 512 + 512) / 0.9)  # two batches after one second
     for each in list(scheduler.running):
-        scheduler.done(each, 100.0)  # nothing waits: it may have been idle
+        scheduler.done(each, 100.0)  # nothing waits, so the workers may have been idle
     assert scheduler.tokens_per_s == pytest.approx((0.9 * 512 + 512) / 0.9)
     scheduler = Scheduler(LIMITS)
     scheduler.add(request(5))
@@ -62,7 +62,7 @@ def test_texts_that_are_being_tokenized_count() -> None:
     scheduler.check(40, math.inf, 0.0)
     with pytest.raises(OverloadedError) as refusal:
         scheduler.check(41, math.inf, 0.0)
-    assert refusal.value.retry_after_s == 1.0  # no speed is known yet
+    assert refusal.value.retry_after_s == 1.0  # no speed was measured yet
 
 
 def test_what_can_not_be_done_in_time_is_refused_at_once() -> None:
@@ -75,7 +75,7 @@ def test_what_can_not_be_done_in_time_is_refused_at_once() -> None:
     with pytest.raises(OverloadedError, match="too long") as refusal:
         scheduler.check(5120, 1.0 + need / 0.61, 1.0)
     assert refusal.value.retry_after_s == pytest.approx(need - 0.6 * need / 0.61)
-    scheduler.check(10, 1.0 + need / 4, 1.0)  # a small one does not have to wait for all of that
+    scheduler.check(10, 1.0 + need / 4, 1.0)  # a small request need not wait for all of that
 
 
 def test_with_hardly_anything_ahead_any_deadline_is_tried() -> None:
@@ -91,7 +91,7 @@ def test_with_hardly_anything_ahead_any_deadline_is_tried() -> None:
 
 def test_small_batches_of_a_few_callers_say_nothing_of_the_speed() -> None:
     scheduler = Scheduler(LIMITS)
-    for number in range(50):  # 3 ms for each batch of 4 tokens: far below what full batches would do
+    for number in range(50):  # 3 ms for 4 tokens: much slower than full batches
         while scheduler.requests < 8:
             scheduler.add(request(4, arrival=number * 0.003))
         while (work := scheduler.next_batch(number * 0.003)) is not None:
@@ -103,7 +103,7 @@ def test_small_batches_of_a_few_callers_say_nothing_of_the_speed() -> None:
 
 
 def test_hundreds_may_wait_as_long_as_they_like_but_more_may_not() -> None:
-    scheduler = loaded(0)  # with two that run
+    scheduler = loaded(0)  # has two running batches
     for _ in range(253):
         scheduler.add(request(128, arrival=1.0))
     scheduler.check(10, math.inf, 1.0)
@@ -117,7 +117,7 @@ def test_hundreds_may_wait_as_long_as_they_like_but_more_may_not() -> None:
     for _ in range(100):
         scheduler.add(request(128, arrival=1.0))
     with pytest.raises(OverloadedError, match=r"too long: 102 requests, 12\.8 s"):
-        scheduler.check(10, math.inf, 10.9)  # there was an overload: what is left of it is enough to wait for
+        scheduler.check(10, math.inf, 10.9)  # the overload is not over yet
     scheduler.check(10, math.inf, 11.1)
     patient = loaded(0, replace(LIMITS, max_wait_s=60.0))
     for _ in range(256):
@@ -126,7 +126,7 @@ def test_hundreds_may_wait_as_long_as_they_like_but_more_may_not() -> None:
 
 
 class Admitting(Simulation):
-    """Asks, for each request, whether it is let in."""
+    """Checks, for each request, whether it is accepted, as `AsyncEngine` does."""
 
     refused = 0
 
@@ -141,7 +141,7 @@ class Admitting(Simulation):
 
 
 def arriving(load: float, timeout: float) -> list[Request]:
-    """Requests of 1 to 64 texts that bring `load` times the tokens that two workers can do."""
+    """Return requests of 1 to 64 texts that need `load` times the speed of two workers."""
     random, lengths = np.random.default_rng(1), natural_lengths(20_000)
     requests, used, now = [], 0, 0.0
     while used < len(lengths):
@@ -173,14 +173,14 @@ def test_when_a_flood_is_over_the_queue_is_soon_empty() -> None:
     flooded.run(requests)
     waits = [done - each.arrival for each, done in flooded.finished.items()]
     assert len(waits) + flooded.refused == len(requests)
-    assert flooded.refused > 0.7 * len(requests)  # it is five times what can be done
+    assert flooded.refused > 0.7 * len(requests)  # the load is five times the capacity
     assert LIMITS.max_wait_s < max(waits) < 1.2 * LIMITS.max_wait_s
 
 
 def test_on_a_slow_machine_a_flood_leaves_no_more_than_on_a_fast_one() -> None:
-    requests = [request(128, arrival=number / 400, timeout=30.0) for number in range(2400)]  # five times too many
+    requests = [request(128, arrival=number / 400, timeout=30.0) for number in range(2400)]  # five times the capacity
     flooded = Admitting(Scheduler(LIMITS))
     flooded.run(requests)
     waits = [done - each.arrival for each, done in flooded.finished.items() if each.arrival > 5.0]
-    assert 3 * LIMITS.max_wait_s < 256 * 128 / (2 * SPEED)  # those who come first may wait for longer
+    assert 3 * LIMITS.max_wait_s < 256 * 128 / (2 * SPEED)  # the first ones may wait longer
     assert max(waits) < 1.2 * LIMITS.max_wait_s

@@ -1,4 +1,4 @@
-"""The queue under a simulated clock: nothing lost, nothing twice, nobody starved."""
+"""The queue under a simulated clock: no text is lost or runs twice, and no request starves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_each_text_runs_once_unless_dropped(load: tuple[Limits, list[Request], d
         if each.deadline == math.inf and each not in cancels:
             assert (each in simulation.finished) == each.read()
     assert (simulation.scheduler.queued_texts, simulation.scheduler.queued_tokens) == (0, 0)
-    assert simulation.scheduler.requests == sum(not each.ended for each in requests)  # which nobody has dropped
+    assert simulation.scheduler.requests == sum(not each.ended for each in requests)  # those that were not dropped
     assert not simulation.scheduler.running
 
 
@@ -65,7 +65,7 @@ def test_no_worker_idles_while_texts_wait(load: tuple[Limits, list[Request], dic
 
     def check(now: float) -> None:
         if len(scheduler.running) < limits.workers and scheduler.queued_tokens:
-            assert scheduler.running  # a lone request leaves at once
+            assert scheduler.running  # a single request starts at once
             assert scheduler.queued_tokens < limits.min_batch_tokens
             assert scheduler.oldest_age(now) < limits.max_delay_s
 
@@ -83,7 +83,7 @@ def test_nobody_waits_for_more_than_the_bounds(arrivals: list[tuple[float, list[
     times = np.cumsum([gap for gap, _ in arrivals])
     requests = [request(*lengths, arrival=float(time)) for time, (_, lengths) in zip(times, arrivals, strict=True)]
     scheduler = Scheduler(limits)
-    before: dict[Request, tuple[int, int]] = {}  # requests and tokens in the queue when it came
+    before: dict[Request, tuple[int, int]] = {}  # queued requests and tokens at its arrival
 
     class Watching(Simulation):
         def happen(self, what: str, who: object, now: float) -> None:
@@ -99,9 +99,9 @@ def test_nobody_waits_for_more_than_the_bounds(arrivals: list[tuple[float, list[
         others, tokens = before[each]
         waited = simulation.tokens_until(each)
         rounds = 1 + math.ceil((tokens + each.tokens) / limits.half_round(0))
-        assert waited <= rounds * round_tokens  # by age
+        assert waited <= rounds * round_tokens  # the bound by age
         if each.tokens <= limits.quantum:
-            assert waited <= limits.tokens_before_turn(others, most)  # by turns
+            assert waited <= limits.tokens_before_turn(others, most)  # the bound by turns
 
 
 @pytest.mark.parametrize("length", [8, 28, 250])
@@ -116,7 +116,7 @@ def test_one_text_is_not_held_up_by_thousands(length: int) -> None:
 
 def test_thousands_of_texts_are_not_held_up_by_a_flood_of_single_ones() -> None:
     large = request(*[28] * 512, arrival=1.0)
-    flood = [request(28, arrival=number / 1000) for number in range(8000)]  # nearly three times what can be done
+    flood = [request(28, arrival=number / 1000) for number in range(8000)]  # nearly three times the capacity
     simulation = Simulation(Scheduler(LIMITS))
     simulation.run([*flood, large])
     ahead = sum(each.tokens for each in flood if each.arrival <= 1.0)
@@ -126,7 +126,7 @@ def test_thousands_of_texts_are_not_held_up_by_a_flood_of_single_ones() -> None:
 
 @pytest.mark.parametrize(("flood", "other"), [(256, 5), (5, 256)])
 def test_neither_short_nor_long_texts_starve(flood: int, other: int) -> None:
-    gap = flood / (4 * SPEED)  # twice what two workers do
+    gap = flood / (4 * SPEED)  # twice the capacity of two workers
     many = [request(flood, arrival=number * gap) for number in range(400)]
     few = [request(other, arrival=number * 40 * gap + gap / 2) for number in range(10)]
     simulation = Simulation(Scheduler(LIMITS))
@@ -198,7 +198,7 @@ def test_a_worker_that_is_free_first_leaves_some_for_the_others() -> None:
     scheduler.done(first, 0.1)
     third = scheduler.next_batch(0.1)
     assert third is not None
-    assert third.texts == 5  # the other five are for whoever is free next
+    assert third.texts == 5  # the other five are for the next free worker
 
 
 def test_a_batch_that_was_abandoned_finishes_nobody() -> None:
@@ -217,7 +217,7 @@ def test_drop_all_names_each_request_once() -> None:
     scheduler = Scheduler(LIMITS)
     large, small = request(*[100] * 200), request(7)
     scheduler.add(large)
-    assert scheduler.next_batch(0.0) is not None  # the rest of its round is planned, more waits
+    assert scheduler.next_batch(0.0) is not None  # other batches of its round, and more texts, wait
     scheduler.add(small)
     assert sorted(scheduler.drop_all(), key=lambda each: each.tokens) == [small, large]
     assert scheduler.next_batch(0.0) is None
@@ -230,7 +230,7 @@ def test_the_age_of_the_oldest() -> None:
     scheduler.add(request(*[250] * 100, arrival=1.0))
     scheduler.add(request(5, arrival=2.0))
     assert scheduler.oldest_age(5.0) == 4.0
-    scheduler.next_batch(5.0)  # what was taken for a round still waits
+    scheduler.next_batch(5.0)  # texts that were taken for a round still wait
     assert scheduler.oldest_age(5.0) == 4.0
     scheduler.drop_all()
     assert scheduler.oldest_age(5.0) == 0
@@ -243,7 +243,7 @@ def test_nothing_is_read_for_a_worker_that_would_get_nothing() -> None:
         assert scheduler.may_read
         assert scheduler.next_batch(0.0) is not None
     scheduler.add(request(100))
-    assert not scheduler.may_read  # or a third worker, of a backend that was replaced, would ask again and again
+    assert not scheduler.may_read  # otherwise a worker of a replaced backend would ask again and again
     assert scheduler.next_batch(0.0) is None
     scheduler.done(next(iter(scheduler.running)), 1.0)
     assert scheduler.may_read
@@ -260,7 +260,7 @@ def test_much_that_has_arrived_is_read_some_at_a_time() -> None:
     for _ in range(100):
         scheduler.add(Counting(200, guess=200, readable=True, timeout=math.inf))
     assert scheduler.next_batch(0.0) is not None
-    assert len(done) * 200 < 2048 + 200  # whoever reads holds the lock
+    assert len(done) * 200 < 2048 + 200  # the worker that reads holds the lock
     simulation = Simulation(scheduler)
     for work in list(scheduler.running):
         scheduler.done(work, 1.0)
@@ -268,10 +268,10 @@ def test_much_that_has_arrived_is_read_some_at_a_time() -> None:
     assert len(done) == 100
 
 
-@pytest.mark.parametrize(("counted", "most"), [(True, 6), (False, 9)])  # 5 would hold all
+@pytest.mark.parametrize(("counted", "most"), [(True, 6), (False, 9)])  # 5 full batches would hold all
 def test_where_only_large_batches_are_worth_it_they_are_large(counted: bool, most: int) -> None:
     limits = Limits(max_batch_tokens=16_384, min_batch_tokens=16_384, workers=1, max_length=512)
-    scheduler = Scheduler(limits)  # as on a GPU
+    scheduler = Scheduler(limits)  # like on a GPU
     for _ in range(200):
         scheduler.add(request(400) if counted else Unread(400, guess=300, readable=True, timeout=math.inf))
     simulation = Simulation(scheduler)
@@ -282,7 +282,7 @@ def test_where_only_large_batches_are_worth_it_they_are_large(counted: bool, mos
 
 def test_an_unread_request_that_is_dropped_is_not_kept() -> None:
     scheduler = Scheduler(LIMITS)
-    scheduler.add(request(5))  # nobody reads it yet
+    scheduler.add(request(5))  # not read yet
     gone = request(7)
     scheduler.add(gone)
     scheduler.drop(gone)

@@ -1,4 +1,4 @@
-"""Every text in exactly one batch, within the budget."""
+"""Batching puts every text into exactly one batch, within the budget."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_a_text_without_tokens_still_runs() -> None:
     assert batch.rows.tolist() == [0, 1]
 
 
-# ------------------------------------------------------------------------------------------------------------
-# buckets
+# --------------------------------------------------------------------------------------------------
+# Buckets
 
 
 def padded_tokens(lengths: list[int], edges: list[int]) -> int:

@@ -1,4 +1,4 @@
-"""Token ids: those of the whole text, though a long one is cut before it is tokenized."""
+"""Token ids are those of the whole text, even though long texts are cut before tokenizing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sbert_infer.text.tokenizer import Tokenizer
 from tests.models.checkpoints import ODD_TEXTS, TEXTS
 
 LIMIT = 8
-KINDS = ("bert", "roberta", "xlm-roberta", "metaspace", "nothing")  # WordPiece, byte-level BPE, Unigram, bare ones
+KINDS = ("bert", "roberta", "xlm-roberta", "metaspace", "nothing")  # the last two have no normalizer
 
 WORDS = st.one_of(
     st.sampled_from([word for text in TEXTS for word in text.split()]),
@@ -27,7 +27,7 @@ GAPS = st.sampled_from([" ", "  ", "\n", "\t", " \n ", "", "\u3000", "\u00a0", "
 
 @st.composite
 def long_texts(draw: st.DrawFn) -> str:
-    """Some pieces, repeated with changes until the text is long enough to be cut for `LIMIT` tokens."""
+    """Draw a text of repeated pieces, long enough to be cut for `LIMIT` tokens."""
     pieces = draw(st.lists(st.tuples(WORDS, GAPS), min_size=1, max_size=12))
     text = "".join(word + gap for word, gap in pieces) or " "
     return text * draw(st.integers(1, 1 + 3000 // len(text)))
@@ -39,7 +39,7 @@ def tokenizer(request: pytest.FixtureRequest, make_checkpoint: Callable[..., Pat
     backend = tokenizers.Tokenizer.from_file(str(make_checkpoint(family) / "tokenizer.json"))
     if request.param in ("metaspace", "nothing"):
         backend.normalizer = None
-    if request.param == "nothing":  # the whole text is one word: no prefix can be trusted
+    if request.param == "nothing":  # the whole text is one word, so no prefix is settled
         backend.pre_tokenizer = None
     return Tokenizer(backend.to_str(), LIMIT)
 
@@ -89,7 +89,7 @@ def test_the_end_of_a_long_word_can_change_its_beginning() -> None:
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer = Tokenizer(backend.to_str(), LIMIT)
-    word = "a" * 2100  # long enough to be cut; the time that WordPiece takes grows with the cube
+    word = "a" * 2100  # long enough to be cut; WordPiece takes cubic time
     assert tokenizer([word]).ids.tolist() == [1] + [2] * (LIMIT - 1)
     assert tokenizer([f"{word}b"]).ids.tolist() == [0]
 
@@ -102,7 +102,7 @@ def test_long_texts_are_cut(family: str, make_checkpoint: Callable[..., Path]) -
     assert len(tokenizer._prefix(text)) <= 2048
     tokenized = tokenizer([text, TEXTS[0]])
     assert tokenized.truncated.tolist() == [True, len(tokenizer.backend.encode(TEXTS[0]).overflowing) > 0]
-    left = Tokenizer(json, 64, "left")  # its end counts
+    left = Tokenizer(json, 64, "left")  # keeps the end of a text
     assert left([text]).ids.tolist() == left.backend.encode(text).ids
     assert left([text]).ids.tolist() != tokenizer([text]).ids.tolist()
 

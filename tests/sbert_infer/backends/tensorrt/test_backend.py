@@ -1,7 +1,7 @@
-"""The TensorRT backend on a double of a GPU: its calls, their order, and the vectors that come of them.
+"""The TensorRT backend on a double of a GPU: its calls, their order, and its vectors.
 
-No GPU, no CUDA and no TensorRT run here (see tests/tensorrt_double.py), so nothing here speaks of
-speed or of FP16.
+No GPU, CUDA or TensorRT is used here (see tests/doubles/tensorrt.py), so these tests say nothing
+about speed or FP16.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ pytest.importorskip("cuda.bindings.runtime")
 from tests.doubles.tensorrt import REAL_TRT
 from tests.doubles.tensorrt_lab import PROFILES, SHAPES, Lab, check, expected, texts
 
-# --------------------------------------------------------------------------------------------------------------
-# vectors
+# --------------------------------------------------------------------------------------------------
+# Vectors
 
 
 @pytest.mark.parametrize("rtx", [False, True], ids=["tensorrt", "rtx"])
@@ -84,7 +84,7 @@ def test_token_vectors_are_pooled_on_the_same_stream(lab: Callable[..., Lab]) ->
     backend = there.open(model=small_encoder(np.float32, tokens=True), pooler=pooler)
     for seed, (rows, length) in enumerate([(2, 8), (2, 8), (3, 16), (5, 8), (2, 8)]):
         ids, mask = texts(rows, length, seed)
-        np.testing.assert_allclose(run_ids(backend, ids, mask), expected(ids, mask), atol=2e-3)  # tokens are in FP16
+        np.testing.assert_allclose(run_ids(backend, ids, mask), expected(ids, mask), atol=2e-3)  # tokens are FP16
 
 
 def test_the_kernel_can_not_leave_a_prompt_out(lab: Callable[..., Lab]) -> None:
@@ -92,15 +92,15 @@ def test_the_kernel_can_not_leave_a_prompt_out(lab: Callable[..., Lab]) -> None:
         lab().open(pooler=lambda *args: None, prompt_length=True)
 
 
-# -------------------------------------------------------------------------------------------------------------
-# contract
+# --------------------------------------------------------------------------------------------------
+# Contract
 
 
 def test_what_the_pipeline_is_told(lab: Callable[..., Lab]) -> None:
     backend = lab(gpus=2).open(devices=(0, 1))
     assert backend.edges == (8, 16, 40)
     assert (backend.workers, backend.threads, backend.device) == (4, 1, "cuda:0,cuda:1")
-    for profile in PROFILES:  # what the planner makes of it fits, and is not less than the profiles allow
+    for profile in PROFILES:  # batches within the budget fit, and the budget is no smaller than profiles allow
         assert max(1, backend.max_batch_tokens // profile.length) <= profile.max_batch
     assert backend.max_batch_tokens >= min(profile.max_batch * profile.length for profile in PROFILES)
     assert backend.describe() == "tensorrt 0.0 on Double GPU (cuda:0), Double GPU (cuda:1)"
@@ -122,8 +122,8 @@ def test_batches_that_fit_no_profile(lab: Callable[..., Lab], rows: int, length:
         run_ids(backend, ones, ones)
 
 
-# ----------------------------------------------------------------------------------------------------------------
-# calls
+# --------------------------------------------------------------------------------------------------
+# Calls
 
 
 def test_a_context_is_made_ready_in_nvidias_order(lab: Callable[..., Lab]) -> None:
@@ -181,7 +181,7 @@ def test_one_graph_per_shape_after_one_plain_run(lab: Callable[..., Lab]) -> Non
     for seed in range(4):
         check(backend, 2, 8, seed)
         check(backend, 1, 40, seed)
-    assert there.machine.names().count("execute_async_v3") == 4  # for each shape: the first run, and the recording
+    assert there.machine.names().count("execute_async_v3") == 4  # for each shape, the first run and the recording
     assert there.machine.launches == 6
     assert there.machine.kernels == 8
 
@@ -209,7 +209,7 @@ def test_rtx_captures_by_itself(lab: Callable[..., Lab], cuda_graphs: bool) -> N
 
 
 def test_memory_is_bounded(lab: Callable[..., Lab]) -> None:
-    """Buffers are made at the start; contexts and graphs once per shape."""
+    """Buffers are allocated at the start; contexts and graphs once for each shape."""
     there = lab()
     backend = there.open()
     before = there.machine.names().count("cudaMalloc"), there.machine.names().count("cudaHostAlloc")
@@ -222,8 +222,8 @@ def test_memory_is_bounded(lab: Callable[..., Lab]) -> None:
     assert there.machine.alive["graph"] == 0
 
 
-# -------------------------------------------------------------------------------------------------------
-# slots and GPUs
+# --------------------------------------------------------------------------------------------------
+# Slots and GPUs
 
 
 def test_two_batches_run_at_once(lab: Callable[..., Lab]) -> None:

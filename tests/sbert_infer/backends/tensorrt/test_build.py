@@ -1,4 +1,4 @@
-"""Real engines from the real TensorRT-RTX, which needs no GPU to build them."""
+"""Real TensorRT engines built by the real TensorRT-RTX, which needs no GPU for that."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rtx() -> TensorRT:
 
 
 def parsed(rtx: TensorRT, model: bytes) -> Any:
-    """The network, and what must live as long as it does."""
+    """Return the network, with the objects that must live as long as it does."""
     log = rtx.log
     builder = rtx.module.Builder(log)
     network = builder.create_network(1 << int(rtx.module.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -45,13 +45,13 @@ def parsed(rtx: TensorRT, model: bytes) -> Any:
     return SimpleNamespace(network=network, builder=builder, log=log)
 
 
-# TensorRT's own objects are not kept: they must be freed when a build is over, not by the garbage
+# TensorRT's own objects are not recorded: they must be freed when a build ends, not by the garbage
 # collector.
 KEPT = (int, str, bytes, tuple, tensorrt_rtx.ComputeCapability, tensorrt_rtx.BuilderFlag)
 
 
 class Recorder:
-    """Stands before a real TensorRT object and keeps what is called and set on it, with real results."""
+    """Wraps a real TensorRT object and records calls and assignments, with real results."""
 
     def __init__(self, real: Any, calls: list[tuple[Any, ...]]) -> None:
         object.__setattr__(self, "_real", real)
@@ -77,7 +77,7 @@ class Recorder:
 
 
 def recorded(rtx: TensorRT, monkeypatch: pytest.MonkeyPatch, **differences: Any) -> tuple[TensorRT, list[Any]]:
-    """TensorRT-RTX whose builder keeps its calls; `differences` make it differ as another TensorRT would."""
+    """Return TensorRT-RTX with a recording builder and the `differences` of another TensorRT."""
     calls: list[Any] = []
     module = SimpleNamespace(**{name: getattr(rtx.module, name) for name in dir(rtx.module) if name[0] != "_"})
     module.Builder = lambda log: Recorder(rtx.module.Builder(log), calls)
@@ -85,8 +85,8 @@ def recorded(rtx: TensorRT, monkeypatch: pytest.MonkeyPatch, **differences: Any)
     return TensorRT(**{**fields, "module": module, **differences}), calls
 
 
-# ------------------------------------------------------------------------------------------------------------
-# engines
+# --------------------------------------------------------------------------------------------------
+# Engines
 
 
 def test_engines_for_gpus_that_are_not_there(rtx: TensorRT) -> None:
@@ -119,12 +119,12 @@ def test_the_builder_is_told_what_the_runtime_relies_on(rtx: TensorRT, monkeypat
     ]
     names = [call[0] for call in calls]
     assert names.count("add_optimization_profile") == 2
-    assert "set_timing_cache" not in names  # deprecated there: a call would warn
+    assert "set_timing_cache" not in names  # deprecated there, so a call would warn
 
 
 @pytest.mark.filterwarnings("ignore:.*Timing cache operations are no-ops:DeprecationWarning")
 def test_a_timing_cache_is_kept_and_taken_again(rtx: TensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calls for TensorRT itself, against the no-ops that TensorRT-RTX still has."""
+    """The calls for TensorRT itself, made on the no-ops that TensorRT-RTX still has."""
     trt, calls = recorded(rtx, monkeypatch, timing_cache=True)
     first = build_engine(trt, small_encoder(), PROFILES, target="sm89")
     assert first.timing_cache
@@ -141,8 +141,8 @@ def test_progress_is_reported(rtx: TensorRT) -> None:
     assert any(done == steps for _, done, steps in seen)
 
 
-# -------------------------------------------------------------------------------------------------------
-# cancellation
+# --------------------------------------------------------------------------------------------------
+# Cancelling
 
 
 def test_a_build_can_be_cancelled(rtx: TensorRT) -> None:
@@ -166,7 +166,7 @@ def test_what_progress_raises_ends_the_build(rtx: TensorRT) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_control_c_stops_a_build(rtx: TensorRT) -> None:
-    """It ends a few steps later, where a whole build has many more; the builder's own thread ends with it."""
+    """The build ends after a few of its many steps, and its thread ends with it."""
     reports: list[int] = []
 
     def progress(phase: str, done: int, steps: int) -> None:
@@ -191,8 +191,8 @@ def test_control_c_stops_a_build(rtx: TensorRT) -> None:
             assert not thread.is_alive()
 
 
-# -------------------------------------------------------------------------------------------------------------
-# errors
+# --------------------------------------------------------------------------------------------------
+# Errors
 
 
 def test_foreign_operators_are_named(rtx: TensorRT) -> None:
@@ -253,7 +253,7 @@ def test_this_machines_gpu(rtx: TensorRT, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_tensorrt_builds_on_the_gpu_that_was_asked_for(rtx: TensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the thread that builds, for the current GPU is a thread's own."""
+    """The GPU is set in the thread that builds, because each thread has its own current GPU."""
     full, calls = recorded(rtx, monkeypatch, any_target=False)
     chosen: list[tuple[int, int]] = []
     monkeypatch.setattr(cuda, "driver_problem", lambda: None)
@@ -280,7 +280,7 @@ def test_inputs_that_are_missing_or_foreign(rtx: TensorRT, name: str) -> None:
 
 
 def test_building_in_a_fresh_process_leaves_nothing_behind() -> None:
-    """Objects are freed in an order that does not crash at the interpreter's end."""
+    """Objects are freed in an order that does not crash when the interpreter exits."""
     code = """
         from sbert_infer.artifact.profiles import Profile
         from sbert_infer.backends.tensorrt.versions import load

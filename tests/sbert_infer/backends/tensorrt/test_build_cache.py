@@ -1,4 +1,4 @@
-"""The cache of built engines: made once, by one process, and never handed out damaged."""
+"""The cache of TensorRT engines: built once, by one process, and never returned damaged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_made_once(folder: Path) -> None:
     assert [cached(key, make) for _ in range(3)] == [b"engine" * 1000] * 3
     assert kept(key) == b"engine" * 1000
     assert len(made) == 1
-    assert [path.suffix for path in sorted(folder.rglob("*.*"))] == [".engine", ".lock"]  # and no leftovers
+    assert [path.suffix for path in sorted(folder.rglob("*.*"))] == [".engine", ".lock"]  # and nothing else is left
 
 
 def test_forgotten() -> None:

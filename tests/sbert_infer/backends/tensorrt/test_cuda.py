@@ -1,4 +1,7 @@
-"""Asking for a driver is safe anywhere; each CUDA call that fails is named. On a double: see tests/cuda_double.py."""
+"""The driver can be asked for anywhere, and errors name the CUDA call that failed.
+
+CUDA is a double here: see tests/doubles/cuda.py.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-# --------------------------------------------------------------------------------------------------------
-# the driver
+# --------------------------------------------------------------------------------------------------
+# The driver
 
 
 def use_driver(monkeypatch: pytest.MonkeyPatch, driver: Any) -> None:
@@ -77,7 +80,7 @@ def test_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: int, name: str) -> N
 
 
 def test_the_real_machine_can_be_asked() -> None:
-    """Whatever it has: in a process of its own, which must not crash."""
+    """Whatever the machine has, asking must not crash; it is done in a process of its own."""
     code = "from sbert_infer.backends.tensorrt import cuda; print(cuda.driver_problem() or cuda.device_name(0))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip()
@@ -93,7 +96,7 @@ def test_importing_it_loads_nothing() -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# the real bindings
+# The real bindings
 
 
 def test_all_that_is_used_exists_in_the_real_bindings() -> None:
@@ -136,8 +139,8 @@ def test_bindings_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
         cuda.set_device(0)
 
 
-# -------------------------------------------------------------------------------------------------
-# memory and streams
+# --------------------------------------------------------------------------------------------------
+# Memory and streams
 
 
 def test_copies_are_done_when_they_are_waited_for(machine: Machine) -> None:
@@ -198,4 +201,4 @@ def test_a_call_that_fails_is_named(machine: Machine, function: str, use: Callab
         use()
     assert not machine.alive["graph"]
     assert machine.alive["stream"] == machine.alive["event"]
-    assert "cudaGetLastError" in machine.names()  # or the next call would be blamed
+    assert "cudaGetLastError" in machine.names()  # otherwise the next call would report the error

@@ -1,7 +1,7 @@
-"""The double of a GPU itself: it has the real names and parameters, and notices mistakes.
+"""The double of a GPU itself has the real names and parameters, and notices mistakes.
 
-No GPU, no CUDA and no TensorRT run here (see tests/tensorrt_double.py), so nothing here speaks of
-speed or of FP16.
+No GPU, CUDA or TensorRT is used here (see tests/doubles/tensorrt.py), so these tests say nothing
+about speed or FP16.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REAL_CLASSES = {
 
 
 def overloads(method: Any) -> list[list[str]]:
-    """The parameters' names of a method of the real bindings, which only its docstring tells."""
+    """Return the parameter names of a real method's overloads, which only its docstring shows."""
     signatures = re.findall(rf"{method.__name__}\(self: [\w.]+((?:, \w+: .*?)?)\) ->", method.__doc__)
     return [re.findall(r", (\w+): ", signature) for signature in signatures]
 
@@ -57,7 +57,7 @@ def test_the_double_of_the_runtime_has_the_real_parameters() -> None:
 
 
 def test_the_double_notices_a_context_that_is_changed(lab: Callable[..., Lab]) -> None:
-    """This and the next mistakes, made on purpose, are found: else the tests above would prove nothing."""
+    """These deliberate mistakes must be noticed, or the tests that use the double prove nothing."""
     backend = lab().open()
     check(backend, 2, 8)
     slot = backend._free[-1]

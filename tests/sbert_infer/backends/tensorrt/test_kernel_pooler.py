@@ -1,4 +1,4 @@
-"""Pooling on memory that is only known by its address. No GPU: torch is given host memory, so its twin runs."""
+"""Pooling on memory known only by its address. Without a GPU, torch uses host memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sbert_infer.backends.tensorrt.kernel_pooler import KernelPooler
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """torch works on host memory; what it is given as the stream to work on is kept."""
+    """Let torch work on host memory, and record the streams it is told to use."""
     used: list[Any] = []
 
     def tensor(pointer: int, shape: tuple[int, ...], typestr: str, device: int) -> torch.Tensor:

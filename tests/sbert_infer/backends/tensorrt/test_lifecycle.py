@@ -1,7 +1,7 @@
-"""What the TensorRT backend does when something fails, and when it is closed, on a double of a GPU.
+"""Failures and closing of the TensorRT backend, on a double of a GPU.
 
-No GPU, no CUDA and no TensorRT run here (see tests/tensorrt_double.py), so nothing here speaks of
-speed or of FP16.
+No GPU, CUDA or TensorRT is used here (see tests/doubles/tensorrt.py), so these tests say nothing
+about speed or FP16.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ pytest.importorskip("cuda.bindings.runtime")
 
 from tests.doubles.tensorrt_lab import CAPTURE_FAILED, OUT_OF_MEMORY, PROFILES, SHAPES, Lab, check, texts
 
-# ---------------------------------------------------------------------------------------------------------------
-# errors
+# --------------------------------------------------------------------------------------------------
+# Errors
 
 
 def test_no_driver_and_no_runtime_is_made(lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_a_capture_that_fails_is_one_warning(lab: Callable[..., Lab], function: 
     there.machine.failures[function] = codes
     with pytest.warns(SbertInferWarning, match=rf"no CUDA graph of 2 x 8 tokens, .*: {function} failed"):
         check(backend, 2, 8)
-    for seed in range(3):  # a second warning would be an error
+    for seed in range(3):  # with warnings as errors, a second one would raise
         for rows, length in SHAPES:
             check(backend, rows, length, seed)
     assert there.machine.launches == 0
@@ -112,21 +112,21 @@ def test_a_capture_that_fails_is_one_warning(lab: Callable[..., Lab], function: 
 def test_work_that_can_not_be_captured(lab: Callable[..., Lab]) -> None:
     there = lab()
     backend = there.open()
-    there.machine.failures["execute_async_v3"] = [None, OUT_OF_MEMORY]  # the first run, and the recording
+    there.machine.failures["execute_async_v3"] = [None, OUT_OF_MEMORY]  # fails in the recording, after the first run
     with pytest.warns(SbertInferWarning, match=r"no CUDA graph .* execute_async_v3 failed: the kernel fell over"):
         check(backend, 2, 8)
     check(backend, 2, 8, 1)
     assert there.machine.launches == 0
 
 
-# --------------------------------------------------------------------------------------------------------------
-# closing
+# --------------------------------------------------------------------------------------------------
+# Closing
 
 
 def test_everything_is_freed_in_order(lab: Callable[..., Lab]) -> None:
     there = lab(gpus=2)
     backend = there.open(devices=(0, 1))
-    there.machine.before_kernel = threading.Barrier(4, timeout=20).wait  # so that each slot has a context
+    there.machine.before_kernel = threading.Barrier(4, timeout=20).wait  # so that each slot gets a context
     with ThreadPoolExecutor(4) as pool:
         for result in [pool.submit(check, backend, 2, 8, seed) for seed in range(4)]:
             result.result()
@@ -139,7 +139,7 @@ def test_everything_is_freed_in_order(lab: Callable[..., Lab]) -> None:
     assert [names.index(name) for name in order] == sorted(names.index(name) for name in order)
     last_context = len(names) - names[::-1].index("~IExecutionContext")
     assert names.index("~ICudaEngine") > last_context
-    backend.close()  # a second time does nothing
+    backend.close()  # a second call does nothing
     assert there.machine.names()[start:] == names
     with pytest.raises(EngineError, match="the engine was closed during this call"):
         run_ids(backend, *texts(1, 8))

@@ -1,6 +1,6 @@
-"""Plans on a real GPU, against eager FP32 on the CPU. Needs one, and TensorRT: `make test-gpu`.
+"""Plans on a real GPU against eager FP32 on the CPU. Needs a GPU and TensorRT: `make test-gpu`.
 
-Written without a GPU at hand: nobody has seen these pass yet.
+These tests were written without a GPU, and have not been run yet.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def export_plan(minilm_path: Path, path: Path, **options: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def plan(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Real MiniLM with an engine for this GPU."""
+    """Path of the real MiniLM as a plan with a TensorRT engine for this GPU."""
     return export_plan(minilm_path, tmp_path_factory.mktemp("plan") / "minilm.plan")
 
 
 def texts_of(length: int, count: int) -> list[str]:
-    """Different texts of `length` tokens each, the two special ones included."""
+    """Return different texts of `length` tokens each, the two special ones included."""
     words = ["a", "one", "two", "red", "sea", "sun", "dog", "cat"]
     return [" ".join(words[(row + at * (row + 1)) % 8] for at in range(length - 2)) for row in range(count)]
 
@@ -104,7 +104,7 @@ def test_memory_does_not_grow(plan: Path) -> None:
         return int(available)
 
     with Engine(plan, strict=True) as engine:
-        for length in range(3, 250, 7):  # every shape once
+        for length in range(3, 250, 7):  # each shape at least once
             for count in (1, 3, 17):
                 engine.encode(texts_of(length, count))
         before = free()

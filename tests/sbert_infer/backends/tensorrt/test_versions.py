@@ -1,4 +1,4 @@
-"""Which TensorRT is taken, and that all the code asks of it exists in the real TensorRT-RTX."""
+"""Which TensorRT is used, and that the real TensorRT-RTX has all names that the code uses."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def test_a_name_that_is_none() -> None:
         load("trt")
 
 
-# ---------------------------------------------------------------------------------------------------------
-# the real API
+# --------------------------------------------------------------------------------------------------
+# The real API
 
-# What the code calls each of TensorRT's objects -> the real class.
+# The code's names for TensorRT's objects -> the real class.
 OBJECTS = {
     "module": tensorrt_rtx,
     "builder": tensorrt_rtx.Builder,
@@ -72,7 +72,7 @@ OBJECTS = {
     "_context": tensorrt_rtx.IExecutionContext,
     "strategies": tensorrt_rtx.CudaGraphStrategy,
 }
-# The same names for objects of our own, or of another class.
+# Files in which these names stand for objects of our own, or of another class.
 OURS = {
     "slot.py": {"engine", "_engine"},
     "backend.py": {"engine"},
@@ -82,14 +82,14 @@ RUNTIME_CONFIG = {"loaded_engine.py": {"config": tensorrt_rtx.IRuntimeConfig}}
 
 
 def owner(node: ast.expr) -> str | None:
-    """`config` for `config.x`, `builder` for `self.builder.x`."""
+    """Return `config` for `config.x`, and `builder` for `self.builder.x`."""
     if isinstance(node, ast.Name):
         return node.id
     return node.attr if isinstance(node, ast.Attribute) else None
 
 
 def used(path: Path) -> set[tuple[Any, str]]:
-    """(real class, attribute) of all that a file asks of TensorRT."""
+    """Return (real class, attribute) for every attribute of TensorRT that a file uses."""
     ours, others = OURS.get(path.name, set()), RUNTIME_CONFIG.get(path.name, {})
     real = {name: kind for name, kind in OBJECTS.items() if name not in ours} | others
     found = set()
