@@ -25,6 +25,7 @@ __all__ = [
     "WeightedLayerPoolingSpec",
     "check_chain",
     "output_dim",
+    "peek_json",
     "read_json",
     "read_module",
     "read_weights",
@@ -154,6 +155,12 @@ def read_json(path: Path, name: str, problems: Problems, expected: type = dict) 
         wanted = "an object" if expected is dict else "a list"
         problems.append(f"{name} must hold {wanted}, not {type(content).__name__}")
     return expected()
+
+
+def peek_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is none or it can't be read."""
+    content: dict[str, Any] = read_json(file, file.name, [])
+    return content
 
 
 def unknown_keys(config: dict[str, Any], known: Iterable[str], name: str, problems: Problems) -> None:

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.reference.encoder import load_reference
 from tests.export.precision.half import Half
 from tests.models.exports import use_graphs

@@ -18,8 +18,9 @@ from sbert_infer import Engine, __version__
 from sbert_infer.artifact.onnx_file import open_artifact
 from sbert_infer.export import exporter
 from sbert_infer.export.cli import _warn_plain, main
+from sbert_infer.export.families import sentence
 from sbert_infer.export.graph.fuse import count_fused
-from sbert_infer.export.reference.encoder import Reference
+from sbert_infer.export.precision.int8 import calibration_samples
 from sbert_infer.export.verify.parity import certify
 from tests.models.checkpoints import TEXTS, edit_json
 
@@ -59,7 +60,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("the work was begun")
 
-    monkeypatch.setattr("sbert_infer.export.checkpoint.reader.read_checkpoint", fail)
+    monkeypatch.setattr("sbert_infer.export.families.sentence.read_checkpoint", fail)
 
 
 def test_help() -> None:
@@ -99,7 +100,7 @@ def test_version() -> None:
 
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch, make_checkpoint: MakeCheckpoint) -> None:
-    for name in ("sbert_infer.export.exporter", "sbert_infer.export.checkpoint.reader"):
+    for name in ("sbert_infer.export.exporter", "sbert_infer.export.families.family"):
         monkeypatch.delitem(sys.modules, name)
         monkeypatch.delattr(name)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
@@ -162,7 +163,7 @@ class TestOutput:
             target.write_text("mine", encoding="utf-8")
             return certify(*arguments)
 
-        monkeypatch.setattr(exporter, "certify", slow)
+        monkeypatch.setattr(sentence, "certify", slow)
         assert "exists" in refused(make_checkpoint(), *SHORT, "--quiet")
         assert target.read_text(encoding="utf-8") == "mine"
 
@@ -186,13 +187,12 @@ class TestOutput:
 
     def test_calibration(self, folder: Path, make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[str] = []
-        batches = exporter._calibration_batches
 
-        def spy(reference: Reference, texts: list[str]) -> Any:
+        def spy(texts: list[str]) -> Any:
             seen.extend(texts)
-            return batches(reference, texts)
+            return calibration_samples(texts)
 
-        monkeypatch.setattr(exporter, "_calibration_batches", spy)
+        monkeypatch.setattr(sentence, "calibration_samples", spy)
         (folder / "texts.txt").write_text("\ufeffA first text.\n\n  \nund ein zweiter\n", encoding="utf-8")
         arguments = ("--int8", "--calibration", "texts.txt", "--min-cosine", "0.1")
         assert invoke(make_checkpoint(), *SHORT, *arguments).exit_code == 0

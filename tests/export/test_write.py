@@ -174,7 +174,7 @@ def test_interrupted(old: Path, large: bool, make_checkpoint: MakeCheckpoint, mo
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sbert_infer.export.exporter.certify", interrupt)
+    monkeypatch.setattr("sbert_infer.export.families.sentence.certify", interrupt)
     result = CliRunner().invoke(main, [str(make_checkpoint()), "-o", str(old), "--max-length", "8", "--force", "-q"])
     assert result.exit_code == 1
     assert result.output.strip() == "Aborted!"
@@ -188,14 +188,15 @@ DRIVER = """
 import json, os, sys, time
 import onnx, onnx_ir as ir
 from sbert_infer._util import files
-from sbert_infer.export import cli, exporter, write as save
+from sbert_infer.export import cli, write as save
+from sbert_infer.export.families import sentence
 
 def run(model, moment, limit, *arguments):
     traced = ir.from_proto(onnx.load(model))
-    exporter.convert = lambda *args, **options: traced
+    sentence.convert = lambda *args, **options: traced
     save.MAX_PROTOBUF_BYTES = limit
     owner, name = {
-        "verify": (exporter, "certify"),
+        "verify": (sentence, "certify"),
         "write": (save, "_write_metadata"),
         "commit": (files.StagedFile, "commit"),
     }[moment]

@@ -11,8 +11,9 @@ import pytest
 
 from sbert_infer.export import exporter
 from sbert_infer.export import plan_exporter as plan_export
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions
+from sbert_infer.export.families import sentence
 from sbert_infer.export.graph.trace import convert
 from sbert_infer.export.precision.fp16 import to_half
 from sbert_infer.export.reference.encoder import load_reference
@@ -36,8 +37,7 @@ def use_graphs(patch: pytest.MonkeyPatch, graph: Callable[[str], Path]) -> None:
     def converted(*_: object, portable: bool = False, **__: object) -> ir.Model:
         return load("portable" if portable else "fused")
 
-    for module in (exporter, plan_export):
-        patch.setattr(module, "convert", converted)
+    patch.setattr(sentence, "convert", converted)
     patch.setattr(plan_export, "to_half", lambda *_, **__: load("half"))
 
 

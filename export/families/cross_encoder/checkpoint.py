@@ -9,7 +9,6 @@ transformers for sequence classification, with the activation that `CrossEncoder
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from sbert_infer.errors import CheckpointError
 from sbert_infer.export.checkpoint.checkpoint import Checkpoint, checkpoint_name
 from sbert_infer.export.checkpoint.hub import locate, weight_files
-from sbert_infer.export.checkpoint.modules import Problems, read_json, unknown_keys
+from sbert_infer.export.checkpoint.modules import Problems, peek_json, read_json, unknown_keys
 from sbert_infer.export.checkpoint.modules_json import read_entries
 from sbert_infer.export.checkpoint.settings import TransformerSettings, read_transformer_settings
 from sbert_infer.export.checkpoint.transformer import length_limit, read_config, read_tokenizer
@@ -35,9 +34,9 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class CrossEncoderCheckpoint:
-    """What a cross-encoder's checkpoint says, in one spelling."""
+    """The content of a cross-encoder's checkpoint, the same for all layouts."""
 
-    checkpoint: Checkpoint  # of the model, which has no modules behind it
+    checkpoint: Checkpoint  # of the model, which no modules follow
     activation: str  # identity or sigmoid
     labels: tuple[str, ...]
 
@@ -49,12 +48,11 @@ class _Settings:
     activation: str | None = None  # dotted path
 
 
-def is_cross_encoder(source: str | Path, *, trust_remote_code: bool = False) -> bool:
-    """Whether the checkpoint is a cross-encoder. One that can't be read is not: others say what is wrong with it."""
-    path = locate(str(source), trust_remote_code)
+def is_cross_encoder(path: Path) -> bool:
+    """Whether the folder `path` holds a readable cross-encoder."""
     if (path / "modules.json").is_file():
-        return bool(_peek(path / _SETTINGS).get("model_type") == "CrossEncoder")
-    architectures = _peek(path / "config.json").get("architectures")
+        return bool(peek_json(path / _SETTINGS).get("model_type") == "CrossEncoder")
+    architectures = peek_json(path / "config.json").get("architectures")
     return isinstance(architectures, list) and any(str(name).endswith(_SUFFIX) for name in architectures)
 
 
@@ -100,15 +98,6 @@ def read_cross_encoder(
     return CrossEncoderCheckpoint(checkpoint, activation, labels)
 
 
-def _peek(file: Path) -> dict[str, Any]:
-    """A JSON file's object, empty if there is none."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def _module_folder(path: Path, problems: Problems) -> str:
     """The folder of the one module, the transformer."""
     items = read_json(path / "modules.json", "modules.json", problems, list)
@@ -123,7 +112,7 @@ def _module_folder(path: Path, problems: Problems) -> str:
 
 
 def _read_transformer_settings(folder: Path, root: Path, own: bool, problems: Problems) -> TransformerSettings:
-    """None without modules.json, and none of a module that was refused."""
+    """The transformer's settings; defaults without modules.json, and after a refused module."""
     if not own or problems:
         return TransformerSettings()
     return read_transformer_settings(folder, root, problems, task="sequence-classification")
@@ -146,7 +135,7 @@ def _read_settings(file: Path, problems: Problems) -> _Settings:
 
 
 def _activation(settings: _Settings, config: Any, problems: Problems) -> str:
-    """By its name alone: nothing that a checkpoint names is imported."""
+    """The activation, by its name alone: nothing that a checkpoint names is imported."""
     saved = getattr(config, "sentence_transformers", None)
     path = settings.activation
     if path is None and isinstance(saved, dict):

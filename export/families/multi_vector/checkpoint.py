@@ -8,7 +8,6 @@ Stanford's code, for which see `stanford_colbert`.
 
 from __future__ import annotations
 
-import json
 import string
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from sbert_infer.export.checkpoint.modules import (
     ModuleSpec,
     NormalizeSpec,
     Problems,
+    peek_json,
     read_json,
     read_module,
     unknown_keys,
@@ -78,16 +78,10 @@ class _Settings:
     prefixes: tuple[str, ...]
 
 
-def is_multi_vector(source: str | Path, *, trust_remote_code: bool = False) -> bool:
-    """Whether the checkpoint is a multi-vector encoder. One that can't be read is not: others say what is wrong."""
-    path = locate(str(source), trust_remote_code)
-    if is_stanford(path):
-        return True
-    try:
-        config = json.loads((path / _SETTINGS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and (config.get("model_type") in (_NATIVE, _PYLATE) or "query_prefix" in config)
+def is_multi_vector(path: Path) -> bool:
+    """Whether the folder `path` holds a readable multi-vector encoder."""
+    config = peek_json(path / _SETTINGS)
+    return is_stanford(path) or config.get("model_type") in (_NATIVE, _PYLATE) or "query_prefix" in config
 
 
 def read_multi_vector(

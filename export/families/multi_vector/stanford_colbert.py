@@ -7,7 +7,6 @@ filled up with [MASK], a document's punctuation does not count, each vector has 
 
 from __future__ import annotations
 
-import json
 import string
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from sbert_infer.export.checkpoint.modules import (
     ModuleSpec,
     NormalizeSpec,
     Problems,
+    peek_json,
     read_json,
     read_weights,
 )
@@ -39,11 +39,7 @@ class StanfordSettings:
 
 def is_stanford(path: Path) -> bool:
     """Whether the folder holds such a checkpoint."""
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    names = config.get("architectures") if isinstance(config, dict) else None
+    names = peek_json(path / "config.json").get("architectures")
     return isinstance(names, list) and "HF_ColBERT" in names and not (path / "modules.json").exists()
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from sbert_infer.errors import CheckpointError
-from sbert_infer.export.checkpoint.checkpoint import Checkpoint, read_checkpoint, weights_sha256
+from sbert_infer.export.checkpoint.checkpoint import Checkpoint, weights_sha256
 from sbert_infer.export.checkpoint.hub import needed_files
 from sbert_infer.export.checkpoint.modules import (
     DenseSpec,
@@ -27,6 +27,7 @@ from sbert_infer.export.checkpoint.modules import (
     PoolingSpec,
     WeightedLayerPoolingSpec,
 )
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.checkpoint.transformer import load_tokenizer
 from tests.models.checkpoints import MAX_LENGTH, edit_json
 

@@ -15,8 +15,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling, StaticEm
 from tokenizers import Tokenizer
 
 from sbert_infer.errors import CheckpointError
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
 from sbert_infer.export.checkpoint.modules_json import REFUSED
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.reference.encoder import load_reference
 from tests.models.checkpoints import ODD_TEXTS, TEXTS, edit_json
 from tests.models.graphs import assert_close

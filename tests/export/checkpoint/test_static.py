@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from sbert_infer import Engine
 from sbert_infer.errors import CheckpointError, ExportError, SbertInferWarning
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.reference.encoder import load_reference
 from tests.models.checkpoints import ODD_TEXTS, TEXTS

@@ -21,7 +21,7 @@ from transformers import dynamic_module_utils
 from sbert_infer import Engine
 from sbert_infer.artifact.onnx_file import open_artifact
 from sbert_infer.errors import CheckpointError, ExportError
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.graph.trace import convert
 from sbert_infer.export.reference.encoder import Reference, load_reference

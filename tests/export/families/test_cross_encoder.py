@@ -21,8 +21,8 @@ from sbert_infer import CheckpointError, ExportError, ParityError, Reranker
 from sbert_infer.artifact.onnx_file import open_artifact
 from sbert_infer.export.cli import main
 from sbert_infer.export.exporter import ExportOptions, export
-from sbert_infer.export.families.cross_encoder import family as cross_encoder_export
 from sbert_infer.export.families.cross_encoder.checkpoint import is_cross_encoder, read_cross_encoder
+from sbert_infer.export.families.cross_encoder.family import CrossEncoder
 from sbert_infer.export.families.cross_encoder.parity import probe_pairs
 from sbert_infer.export.families.cross_encoder.reference import load_pair_reference
 from tests.models.checkpoints import edit_json
@@ -46,7 +46,9 @@ def copy(bert: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def fused(bert: Path) -> bytes:
     """Its converted graph: tracing takes seconds."""
-    graph = cross_encoder_export.convert_pairs(load_pair_reference(read_cross_encoder(bert)))
+    model = CrossEncoder.read(bert, ExportOptions())
+    model.load()
+    graph = model.trace()
     return bytes(ir.to_proto(graph).SerializeToString())
 
 
@@ -57,7 +59,7 @@ def traced(fused: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any, **options: Any) -> ir.Model:
         return ir.from_proto(onnx.load_from_string(fused))
 
-    monkeypatch.setattr(cross_encoder_export, "convert_pairs", load)
+    monkeypatch.setattr(CrossEncoder, "trace", load)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -202,7 +204,7 @@ def test_a_wrong_graph_is_not_written(
     value.const_value = ir.tensor(
         array + np.float32(0.01) if what == "weights" else array[::-1].copy(), name=value.name
     )
-    monkeypatch.setattr(cross_encoder_export, "convert_pairs", lambda *_, **options: model)
+    monkeypatch.setattr(CrossEncoder, "trace", lambda *_, **options: model)
     with pytest.raises(ParityError, match=r"max-abs .*; nothing was written. Worst pairs:\n"):
         export(bert, tmp_path / "x.onnx")
     assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,7 @@ from sentence_transformers import SparseEncoder
 
 from sbert_infer import Engine
 from sbert_infer.errors import CheckpointError, ExportError
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.cli import main
 from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.reference import sparse as sparse_reference

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 import sbert_infer
 from sbert_infer import Engine
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.graph.fuse import fuse
 from sbert_infer.export.graph.operators import _plain_attention, fused_operators, plain_operators
 from sbert_infer.export.graph.trace import OPSET, convert

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sbert_infer.errors import ParityError
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.graph.trace import OPSET
 from sbert_infer.export.precision import fp16 as half_module
 from sbert_infer.export.precision.fp16 import to_half

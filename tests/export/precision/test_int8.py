@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 
 from sbert_infer import Engine
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.precision import int8
 from sbert_infer.export.reference.encoder import load_reference

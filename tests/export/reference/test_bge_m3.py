@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 
 from sbert_infer import Engine
 from sbert_infer.errors import CheckpointError, ExportError, SbertInferWarning, TruncationError
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions, export
 from tests.models.checkpoints import ODD_TEXTS, TEXTS
 

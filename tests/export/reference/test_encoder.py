@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from sbert_infer.errors import CheckpointError
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.reference.encoder import Reference, load_reference
 from tests.models.checkpoints import FAMILIES, MAX_LENGTH, ODD_TEXTS, TEXTS, edit_json
 from tests.models.graphs import assert_close

@@ -21,6 +21,7 @@ from sbert_infer.errors import ExportError, ParityError, TruncationError
 from sbert_infer.export import exporter
 from sbert_infer.export.cli import main
 from sbert_infer.export.exporter import ExportOptions, export
+from sbert_infer.export.families import sentence
 from sbert_infer.serve.settings import ModelFile, Settings
 from tests.models.checkpoints import ODD_TEXTS, TEXTS
 from tests.models.graphs import Array, assert_close, open_session, tokens
@@ -140,7 +141,7 @@ def test_wrong_token_vectors_are_refused(
         node.input[:] = ["right" if name == "token_embeddings" else name for name in node.input]
     output.output[list(output.output).index("token_embeddings")] = "right"
     model.graph.node.append(onnx.helper.make_node("Sin", ["right"], ["token_embeddings"]))
-    monkeypatch.setattr(exporter, "convert", lambda reference, **options: ir.from_proto(model))
+    monkeypatch.setattr(sentence, "convert", lambda reference, **options: ir.from_proto(model))
     monkeypatch.setattr(exporter, "tune", lambda converted: converted)
     with pytest.raises(ParityError, match="lowest cosine of a token's vector"):
         export(exported[0], tmp_path / "wrong.onnx", ExportOptions(outputs=("sentence", "tokens")))
