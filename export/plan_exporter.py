@@ -58,18 +58,18 @@ class PlanWriter:
         self._threshold = options.min_cosine or MIN_COSINE["fp16"]
 
     def check(self, model: Family) -> None:
-        """Raise `ExportError` for other kinds of model, and for pooling that the kernel can't do."""
+        """Raise `ExportError` for other kinds of model, or pooling that the kernel can't do."""
         if type(model) is not SentenceEncoder:
             raise ExportError(f"--fp16 is not supported for {model.kind}s yet: leave it out, or take --int8")
         if self._options.pooling == "kernel":
             _check_kernel_pooling(model.checkpoint)
 
     def convert(self, model: SentenceEncoder) -> _Graphs:
-        """Refuse a model whose numbers FP16 can't hold; convert it to FP16, and once more for CPUs."""
+        """Refuse numbers that FP16 can't hold; convert to FP16, and to a graph for CPUs."""
         options, reference = self._options, model.reference
         with self._step("range", "of weights and activations, for FP16", 0), refuse_overflow(reference):
             reference.encode(options.calibration[:: max(1, len(options.calibration) // _SOME)])
-            _ = model.expected  # the probes run in the same context
+            _ = model.expected  # runs the reference on the probes, which are watched as well
         with self._step("convert", "fp16 in standard operators, and a graph fused for CPUs", 0):
             half = to_half(reference, token_output=options.pooling == "kernel")
             _check_size(half, model.checkpoint.name)
@@ -118,7 +118,7 @@ class PlanWriter:
         return engines
 
     def _certify_file(self, path: Path, expected: Expected, progress: Callable[[int], object]) -> None:
-        """Compare the plan as a machine without a GPU opens it, and with a GPU if it has one here."""
+        """Compare the plan as opened without a GPU, and with one if it was built for it."""
         here = self._options.targets is None and self._builds
         for device in ["cpu", "cuda"] if here else ["cpu"]:
             options = {"workers": 1} if device == "cpu" else {}

@@ -24,7 +24,7 @@ except ImportError:  # Windows
 
 __all__ = ["MAX_PROTOBUF_BYTES", "StagedArtifact", "check_free", "check_target", "stage", "weight_bytes"]
 
-# Protobuf's limit is 2 GiB, of which the graph and the tokenizer (30 MB exist) need some.
+# Protobuf's limit is 2 GiB, less room for the graph and the tokenizer (some have 30 MB).
 MAX_PROTOBUF_BYTES = 2**31 - 2**27
 
 
@@ -40,7 +40,7 @@ class StagedArtifact:
     _data_files: tuple[DataFile, ...] = ()
 
     def commit(self, manifest: Manifest) -> Manifest:
-        """Move the artifact into place with its final `manifest`; return the manifest as written."""
+        """Move the artifact into place with its final `manifest`, returned as written."""
         target = self._file.target
         manifest = replace(manifest, data_files=self._data_files)
         with _blaming(target):
@@ -75,7 +75,7 @@ def check_free(target: Path, force: bool) -> None:
 
 
 def check_target(target: Path, force: bool) -> None:
-    """Raise `ExportError` for a target that can't or must not be written, before the work starts."""
+    """Raise `ExportError` if `target` can't or must not be written."""
     if target.is_dir():
         raise ExportError(f"{target} is a folder: name a file")
     if not target.parent.is_dir():
@@ -87,7 +87,7 @@ def check_target(target: Path, force: bool) -> None:
 
 @contextmanager
 def stage(model: ir.Model, draft: Manifest, tokenizer_json: str, target: Path) -> Iterator[StagedArtifact]:
-    """Write `model` as an artifact beside `target`. Without `commit`, every trace of it is removed."""
+    """Write `model` as an artifact beside `target`; without `commit` it is removed again."""
     target = Path(os.path.realpath(target))
     with ExitStack() as stack:
         with _blaming(target):
@@ -136,7 +136,7 @@ def _staging_folder(target: Path) -> Iterator[Path]:
 
 
 def _remove_stale(target: Path) -> None:
-    """Remove what a killed export of a large model left: its folder, and weights already in place."""
+    """Remove the folder of a killed export of a large model, and weights it put in place."""
     for folder in target.parent.glob(f".{glob.escape(target.name)}.*.staging"):
         with _locked(folder) as free:
             if not free:  # it is being written
@@ -150,7 +150,7 @@ def _remove_stale(target: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    """Hold the lock of `folder`; False if another process has it, or if folders have no locks here.
+    """Hold the lock of `folder`; False if another process has it, or without such locks.
 
     The lock ends with the process.
     """

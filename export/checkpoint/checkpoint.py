@@ -61,7 +61,7 @@ def checkpoint_name(source: str | Path, path: Path) -> str:
 
 
 def weights_sha256(checkpoint: Checkpoint) -> str:
-    """One hash of all weight files in use: the transformer's, then those of the modules in order."""
+    """Hash of all weight files in use: the transformer's, then the modules' in order."""
     files = weight_files(checkpoint.transformer_path, "", [])
     for spec in checkpoint.modules:
         if isinstance(spec, DenseSpec | LayerNormSpec | WeightedLayerPoolingSpec):

@@ -1,4 +1,4 @@
-"""The modules behind the transformer as their files describe them: specs, readers, and the checks between them."""
+"""The modules after the transformer as their files describe them: specs, readers and checks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
     "unknown_keys",
 ]
 
-# Old spelling -> our name, in the order in which the old layout concatenates them.
+# Old spelling -> our name, in the order of concatenation in the old layout.
 _LEGACY_MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -43,7 +43,7 @@ _LEGACY_MODES = {
 }
 _MODES = {"mean_sqrt_len_tokens": "mean_sqrt_len"} | {mode: mode for mode in _LEGACY_MODES.values()}
 
-# Every activation that a checkpoint may name, all built without arguments; its dotted path is never
+# Activations that a checkpoint may name, all built without arguments. Dotted paths are never
 # imported.
 ACTIVATIONS = frozenset(
     {
@@ -69,7 +69,7 @@ class PoolingSpec:
 
 @dataclass(frozen=True)
 class DenseSpec:
-    """A linear layer, its activation, and optionally the input (projected if the widths differ) added to it."""
+    """A linear layer with activation and optionally a residual, projected if widths differ."""
 
     path: Path
     in_features: int
@@ -127,7 +127,7 @@ ModuleSpec: TypeAlias = PoolingSpec | DenseSpec | LayerNormSpec | NormalizeSpec 
 
 
 def output_dim(modules: Iterable[ModuleSpec]) -> int:
-    """Width of the vectors that the last of the modules gives."""
+    """Width of the last module's vectors."""
     dim = 0
     for spec in modules:
         if isinstance(spec, PoolingSpec):
@@ -137,12 +137,12 @@ def output_dim(modules: Iterable[ModuleSpec]) -> int:
     return dim
 
 
-# ----------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 # reading
 
 
 def read_json(path: Path, name: str, problems: Problems, expected: type = dict) -> Any:
-    """The content of a JSON file; after a problem an empty `expected`."""
+    """The content of a JSON file; an empty `expected` after a problem."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -164,19 +164,19 @@ def peek_json(file: Path) -> dict[str, Any]:
 
 
 def unknown_keys(config: dict[str, Any], known: Iterable[str], name: str, problems: Problems) -> None:
-    """Report each key that we do not know: it could change the vectors."""
+    """Report each unknown key, since it could change the vectors."""
     problems += [f"{name}: unknown key '{key}' (= {config[key]!r})" for key in config if key not in set(known)]
 
 
 def read_module(
     kind: str, folder: Path, name: str, problems: Problems, *, feature: str = "sentence_embedding"
 ) -> ModuleSpec | None:
-    """The module of class `kind` saved in `folder`, shown as `name`; None for Dropout and after a problem.
+    """Read the module of class `kind` in `folder`, called `name` in messages.
 
-    `feature` is what it has to read and write.
+    `feature` is the feature that it has to read and write. None for Dropout and after a problem.
     """
     if kind in ("Normalize", "Dropout"):
-        has_config = (folder / "config.json").is_file()  # Normalize has one only since it can name its input
+        has_config = (folder / "config.json").is_file()  # Normalize has had one since it can name its input
         config = read_json(folder / "config.json", f"{name}/config.json", problems) if has_config else {}
     else:
         config = read_json(folder / "config.json", f"{name}/config.json", problems)
@@ -194,7 +194,7 @@ def read_module(
 
 
 def _positive(config: dict[str, Any], keys: tuple[str, ...], name: str, problems: Problems, least: int = 1) -> int:
-    """The integer under the first of `keys` (the new spelling, then the old) that is there."""
+    """The integer under the first of `keys` (the new spelling, then the old) that is set."""
     value = next((config[key] for key in keys if key in config), None)
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         return value
@@ -282,19 +282,19 @@ SUPPORTED = tuple(_READERS)
 
 
 def _check_features(config: dict[str, Any], feature: str, name: str, problems: Problems) -> None:
-    """A module may read and write `feature` only."""
+    """Report a module that reads or writes anything but `feature`."""
     for key in _FEATURES:
         if config.get(key) not in (None, feature):
             problems.append(f"{name}: '{key}' is {config[key]!r}; only '{feature}' is supported")
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a small module, safetensors before `.bin`; raises ValueError with a readable reason."""
+    """The tensors of a small module, from safetensors or `.bin`; raises a readable ValueError."""
     safe, legacy = folder / "model.safetensors", folder / "pytorch_model.bin"
     try:
         if safe.is_file():
             return load_file(safe)
-        if legacy.is_file():  # weights_only: no code of the file's choosing runs
+        if legacy.is_file():  # weights_only: runs no code from the file
             weights: dict[str, Tensor] = torch.load(legacy, map_location="cpu", weights_only=True)
             return weights
     except Exception as error:  # a damaged file may raise anything
@@ -318,7 +318,7 @@ def _check_weights(folder: Path, name: str, shapes: Shapes, problems: Problems) 
 
 
 def check_chain(modules: Iterable[tuple[str, ModuleSpec]], width: int, layers: int, problems: Problems) -> None:
-    """Report modules in an order or of a width that does not fit; `width` and `layers` are the transformer's."""
+    """Report modules whose order or width does not fit a transformer of `width` and `layers`."""
     pooled = False
     for name, spec in modules:
         on_tokens = isinstance(spec, PoolingSpec | WeightedLayerPoolingSpec)

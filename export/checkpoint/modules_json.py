@@ -1,4 +1,4 @@
-"""modules.json: a checkpoint's modules in order, for one route if it has several; what is refused."""
+"""modules.json: a checkpoint's modules in order, of one route if there are several."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def _read_heads(
 
 
 def _default_modules(config: Any) -> tuple[ModuleSpec, ...]:
-    """What sentence-transformers adds to a plain transformer: mean, or last-token if it is causal."""
+    """What sentence-transformers adds to a plain transformer: mean, or last-token if causal."""
     if config is None:
         return ()
     architecture = (getattr(config, "architectures", None) or [""])[0]

@@ -36,7 +36,7 @@ UNLIMITED = 2**20  # tokens: sentence-transformers sets no limit, but an artifac
 
 
 def read_static(folder: Path, name: str, problems: Problems) -> tuple[int, int]:
-    """Check the table of vectors and the tokenizer in `folder`; return vector width and length limit."""
+    """Check the table and the tokenizer in `folder`; return vector width and length limit."""
     before = len(problems)
     try:
         table = read_table(folder)
@@ -109,7 +109,7 @@ class StaticTokenizer:
 
 
 def read_sparse_static(folder: Path, name: str, tokenizer: Any, problems: Problems) -> tuple[PresenceSpec, int]:
-    """Check the table of weights in `folder` against `tokenizer`; return module and length limit."""
+    """Check the table in `folder` against `tokenizer`; return module and length limit."""
     config = read_json(folder / "config.json", f"{name}/config.json", problems)
     unknown_keys(config, ("frozen",), f"{name}/config.json", problems)
     words = 1

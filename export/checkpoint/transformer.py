@@ -134,7 +134,7 @@ def _auto_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:
-    """The checkpoint's fast tokenizer, with the length limit of the checkpoint, not tokenizer.json."""
+    """The checkpoint's fast tokenizer, with the checkpoint's own length limit."""
     tokenizer = _auto_tokenizer(checkpoint.transformer_path, checkpoint.trust_remote_code)
     tokenizer.model_max_length = checkpoint.max_length
     if checkpoint.model_type in _TABLE | _ROTARY_DECODERS:
@@ -159,7 +159,7 @@ def _lowercasing(normalizer: Any) -> Any:
 
 
 def plain_tokenizer_json(tokenizer: Any) -> str:
-    """tokenizer.json without truncation and padding, for which the manifest has the true settings."""
+    """tokenizer.json without truncation and padding, which the manifest defines instead."""
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     content["truncation"] = content["padding"] = None
     return json.dumps(content, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What the export asks of a kind of model. `exporter.py` calls it; the other modules answer."""
+"""The interface of a kind of model, which `exporter.py` calls and the other modules implement."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Family(ABC):
     def certify(self, path: Path, precision: str, threshold: float, progress: Callable[[int], object]) -> Any:
         """Compare the artifact at `path` with the reference; return its certificate, a dataclass.
 
-        Raises `ParityError` below `threshold`. The reference runs once for all artifacts. `progress`
-        takes the number of probes that are done, each of which is counted twice.
+        Raises `ParityError` below `threshold`. The reference runs once for all artifacts.
+        `progress` takes the number of probes that are done; each is counted twice.
         """
 
     @abstractmethod

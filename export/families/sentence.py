@@ -124,7 +124,7 @@ class SentenceEncoder(Family):
         return (SENTENCE, TOKENS) if self.options.token_output else (SENTENCE,)
 
     def _head(self) -> tuple[str, ...]:
-        """The modules after pooling, which token vectors skip, except for a Normalize at the end."""
+        """The modules after pooling that token vectors skip; a final Normalize is not one."""
         modules = self.checkpoint.modules
         after = modules[modules.index(self.checkpoint.pooling) + 1 :]
         after = after[:-1] if after and isinstance(after[-1], NormalizeSpec) else after

@@ -90,7 +90,7 @@ def _items(output: Any) -> Iterable[Any]:
 
 
 def _hidden_states(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors [batch, length, width]; a mask has four dimensions, and its size means nothing."""
+    """The tensors [batch, length, width]; a mask, which has four dimensions, is left out."""
     for value in values:
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3:
             yield value

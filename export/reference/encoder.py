@@ -195,7 +195,7 @@ class Reference(Encoder):
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str], *, prompt: str = "", batch_size: int = 32) -> np.ndarray[Any, np.dtype[Any]]:
-        """One vector for each text, [texts, dim]; default prompt and `truncate_dim` are not applied."""
+        """Vectors [texts, dim], without the default prompt and without `truncate_dim`."""
         prompt_length = torch.tensor(self.prompt_length(prompt))
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))  # similar lengths, less padding
         vectors = np.empty((len(texts), self.checkpoint.dim), dtype=np.float32)

@@ -77,7 +77,7 @@ class EngineCandidate(_Opened):
         return vectors
 
     def run_together(self, texts: Sequence[str]) -> Vectors:
-        """Encode `texts` in one batch, whatever their lengths, which the engine itself would not."""
+        """Encode `texts` in one batch, whatever their lengths; the engine would sort them."""
         return self._engine._open().run_together(texts)
 
 
@@ -114,7 +114,7 @@ class MultiVectorCandidate(_Opened):
 
 
 def open_outputs(path: Path, *names: str) -> Callable[[Ids, Ids], list[Vectors]]:
-    """A function from ids and mask, each [batch, length], to these outputs of the artifact's graph."""
+    """A function from ids and mask [batch, length] to these outputs of the artifact's graph."""
     session = open_session(FileModel(path), 1)
 
     def run(ids: Ids, mask: Ids) -> list[Vectors]:

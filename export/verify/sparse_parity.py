@@ -15,7 +15,7 @@ from sbert_infer.export.verify.parity import Certificate, Expected, compare, ref
 __all__ = ["SparseCertificate", "certify_sparse", "some_texts"]
 
 _MAX_NUMBERS = 2**26  # of all compared vectors, which are dense here: 256 MB, several times
-_EVERY = 8  # texts, of which one has its active dimensions counted
+_EVERY = 8  # the active dimensions of one text in so many are counted
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Writing an artifact: weights beside the model when large, and whatever happens midway, the old one stays whole."""
+"""Writing an artifact: external weights if large, and the old one intact if anything fails."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_link_stays_a_link(old: Path, large: bool, make_checkpoint: MakeCheckp
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """As if the disk were full once a file has `size` bytes."""
+    """Simulate a full disk: no file can grow beyond `size` bytes."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -181,9 +181,8 @@ def test_interrupted(old: Path, large: bool, make_checkpoint: MakeCheckpoint, mo
     assert contents(old.parent) == before
 
 
-# Runs the real command, but stops for good in front of a given function: then it is killed. Each
-# time in a process of its own, forked from one that has imported all there is to import, which
-# takes seconds.
+# Runs the real command, but hangs before a given function, where it is killed. Each run is forked
+# from a process that has imported everything, which takes seconds.
 DRIVER = """
 import json, os, sys, time
 import onnx, onnx_ir as ir
@@ -264,7 +263,7 @@ def test_what_a_killed_export_of_a_large_model_leaves_goes_with_the_next(
     kill_at(moment, target, 1000)
     assert {path.name: path.read_bytes() for path in (target, data)} == before
     Engine(target).close()
-    assert len(list(tmp_path.iterdir())) > 2  # a folder beside it, and in the worst moment the new weights
+    assert len(list(tmp_path.iterdir())) > 2  # a folder beside it, and at worst the new weights
     export(make_checkpoint(), target, AGAIN)
     assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "model.onnx.2.data"}
     Engine(target).close()

@@ -22,14 +22,14 @@ __all__ = ["export_graph", "use_graphs", "write_graph"]
 
 
 def write_graph(checkpoint: Path, kind: str, target: Path) -> None:
-    """Convert `checkpoint` to a graph that is "fused", "portable" or "half", and write it to `target`."""
+    """Convert `checkpoint` to a "fused", "portable" or "half" graph, and write it to `target`."""
     reference = load_reference(read_checkpoint(checkpoint))
     model = to_half(reference) if kind == "half" else convert(reference, portable=kind == "portable")
     target.write_bytes(ir.to_proto(model).SerializeToString())
 
 
 def use_graphs(patch: pytest.MonkeyPatch, graph: Callable[[str], Path]) -> None:
-    """Let exports take what they would convert a checkpoint to from `graph(kind)`, a file of `write_graph`."""
+    """Let exports read `graph(kind)`, a file of `write_graph`, instead of converting."""
 
     def load(kind: str) -> ir.Model:
         return ir.from_proto(onnx.load(graph(kind)))

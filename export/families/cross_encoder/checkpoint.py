@@ -1,4 +1,4 @@
-"""A trained cross-encoder: recognised, read from a folder or the hub, validated as a whole.
+"""Recognise a trained cross-encoder, read it from a folder or the hub, and validate all of it.
 
 sentence-transformers has saved its `CrossEncoder` in three layouts: the model alone, with the
 activation function as `sbert_ce_default_activation_function` in config.json (before 4), as
@@ -99,7 +99,7 @@ def read_cross_encoder(
 
 
 def _module_folder(path: Path, problems: Problems) -> str:
-    """The folder of the one module, the transformer."""
+    """The folder of the only module, the transformer."""
     items = read_json(path / "modules.json", "modules.json", problems, list)
     kinds = [str(item.get("type")).rpartition(".")[2] if isinstance(item, dict) else "?" for item in items]
     for kind in kinds[1:]:

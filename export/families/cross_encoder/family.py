@@ -72,11 +72,11 @@ class CrossEncoder(Family):
         return f"{what}, {self.checkpoint.max_length} tokens"
 
     def trace(self, *, portable: bool = False) -> ir.Model:
-        """Convert: input_ids, attention_mask, and token_type_ids if the model has them -> scores."""
+        """Convert: input_ids, attention_mask, and token_type_ids if it has them -> scores."""
         return build_graph(self.reference, (SCORES,), portable=portable, token_types=self.reference.token_types)
 
     def calibration(self, texts: Sequence[str]) -> Iterator[Batch]:
-        """Batches of the user's pairs, with a tab between the two texts, or of some of the probes."""
+        """Batches of the user's tab-separated pairs, or of some of the probes."""
         pairs = _split(texts) or self.probes[::_EVERY]
         for some in calibration_samples(pairs, size=lambda pair: sum(map(len, pair))):
             yield {name: values.numpy() for name, values in self.reference.tokenize(some).items()}

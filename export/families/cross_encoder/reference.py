@@ -44,7 +44,7 @@ class PairReference(Encoder):
         return scores
 
     def tokenize(self, pairs: Sequence[Pair]) -> dict[str, Tensor]:
-        """The inputs of `forward`, padded; a pair over the limit loses tokens of its longer text."""
+        """The padded inputs of `forward`; pairs over the limit lose tokens of the longer text."""
         first, second = ([pair[side] for pair in pairs] for side in (0, 1))
         batch = self.tokenizer(first, second, padding=True, truncation="longest_first", return_tensors="pt")
         names = ("input_ids", "attention_mask", *(["token_type_ids"] if self.token_types else []))
@@ -62,7 +62,7 @@ class PairReference(Encoder):
 
 
 def load_pair_reference(cross_encoder: CrossEncoderCheckpoint) -> PairReference:
-    """Load the weights in FP32; raises `CheckpointError` if any is missing, misshapen or unknown."""
+    """Load the weights in FP32; raises `CheckpointError` if they do not fit the model."""
     checkpoint = cross_encoder.checkpoint
     encoder = load_encoder(checkpoint, "AutoModelForSequenceClassification")
     return PairReference(cross_encoder, encoder, load_tokenizer(checkpoint))

@@ -1,4 +1,4 @@
-"""A multi-vector encoder as eager PyTorch in FP32: what every artifact of it is compared with."""
+"""A multi-vector encoder as eager PyTorch in FP32, which its artifacts are compared with."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Tokens:
     """A batch of texts, each [batch, length]."""
 
     input_ids: Tensor
-    attention_mask: Tensor  # what others attend to
-    wanted: Tensor  # what gets a vector
+    attention_mask: Tensor  # the tokens that are attended to
+    wanted: Tensor  # the tokens that get a vector
 
 
 class MultiVectorReference(Encoder):
@@ -52,7 +52,7 @@ class MultiVectorReference(Encoder):
         return vectors
 
     def tokenize(self, texts: Sequence[str], task: str) -> Tokens:
-        """Texts of a role, cut to its limit, filled up and padded as it asks for."""
+        """Texts of a role: truncated to its limit, expanded if it asks for that, and padded."""
         role = self.multi_vector.roles[task]
         batch = self.tokenizer(
             list(texts), padding=True, truncation=True, max_length=role.max_length, return_tensors="pt"
@@ -95,10 +95,10 @@ def _build(spec: ModuleSpec, checkpoint: Checkpoint, encoder: nn.Module) -> nn.M
 
 
 def load_multi_vector_reference(multi_vector: MultiVectorCheckpoint) -> MultiVectorReference:
-    """Load the weights in FP32. Raises `CheckpointError` for weights that are missing, misshapen or unknown."""
+    """Load the weights in FP32; raises `CheckpointError` if they do not fit the model."""
     checkpoint = multi_vector.checkpoint
-    # Stanford's layout has the projection among these; beside modules.json, whose Dense counts, it
-    # may have stayed.
+    # Stanford's layout keeps the projection among these weights. It may also have been left there
+    # beside a modules.json, whose Dense is used instead.
     encoder = load_encoder(checkpoint, besides=(PROJECTION,))
     tokenizer = load_tokenizer(checkpoint)
     mark_prefixes(tokenizer, multi_vector.prefixes)

@@ -1,4 +1,4 @@
-"""Cross-encoders from checkpoint to artifact: every layout, what the graph is like, and what is refused."""
+"""Cross-encoders from checkpoint to artifact: layouts, graphs, and what is refused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def fused(bert: Path) -> bytes:
 
 @pytest.fixture
 def traced(fused: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets exports start from that graph."""
+    """Let exports start from that graph."""
 
     def load(*_: Any, **options: Any) -> ir.Model:
         return ir.from_proto(onnx.load_from_string(fused))
@@ -147,7 +147,7 @@ def test_options_that_are_refused(bert: Path, tmp_path: Path, options: dict[str,
 
 @pytest.mark.usefixtures("traced")
 def test_the_command(bert: Path, tmp_path: Path) -> None:
-    """From the folder to a file that any onnxruntime runs, and what is said of it."""
+    """From the folder to a file that any onnxruntime runs, with its summary."""
     target = tmp_path / "bert.onnx"
     done = CliRunner().invoke(main, [str(bert), "-o", str(target)])
     assert done.exit_code == 0, done.output
@@ -169,7 +169,7 @@ def test_the_command(bert: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("traced")
 def test_int8(bert: Path, tmp_path: Path) -> None:
     target = tmp_path / "bert.int8.onnx"
-    # The rounding of a few random weights says nothing of a trained model's.
+    # Rounding a few random weights says nothing about a trained model.
     manifest = export(bert, target, ExportOptions(int8=True, min_cosine=0.9))
     assert (manifest.kind, manifest.precision) == ("reranker", "int8")
     assert 0.9 <= manifest.parity["correlation"] < 1

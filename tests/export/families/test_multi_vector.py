@@ -1,4 +1,4 @@
-"""Multi-vector encoders: read in both layouts, equal to sentence-transformers' `MultiVectorEncoder`, or refused."""
+"""Multi-vector encoders: every layout, equal to sentence-transformers' `MultiVectorEncoder`."""
 
 from __future__ import annotations
 

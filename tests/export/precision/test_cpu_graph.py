@@ -1,4 +1,4 @@
-"""The CPU's twin of an FP16 model: its weights are the other file's, and it is as fused as the FP32 artifact."""
+"""The CPU graph of a plan: on the FP16 model's weights, and as fused as the FP32 artifact."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALL_TEXTS = [*TEXTS, *ODD_TEXTS]
 
 @dataclass(frozen=True)
 class Pair:
-    """Both files of a plan, and what they were made of."""
+    """Both graphs of a plan, and what they were made from."""
 
     reference: Reference
     half: bytes
@@ -90,7 +90,7 @@ def test_every_matrix_is_in_the_other_file(pair: Pair) -> None:
 
 
 def test_ranges_hold_the_weights(pair: Pair) -> None:
-    """Read as anybody who knows ONNX's external data would."""
+    """Read as ONNX external data."""
     found = {}
     for tensor in pair.model.graph.initializer:
         place = {entry.key: entry.value for entry in tensor.external_data}
@@ -108,7 +108,7 @@ def test_ranges_hold_the_weights(pair: Pair) -> None:
 
 def test_onnxruntime_widens_the_weights_while_loading(pair: Pair, tmp_path: Path) -> None:
     casts = sum(node.op_type == "Cast" for node in pair.model.graph.node)
-    left = optimized(pair.write(tmp_path), tmp_path / "twin-optimized.onnx")
+    left = optimized(pair.write(tmp_path), tmp_path / "cpu-optimized.onnx")
     assert casts > left["", "Cast"]
     assert left == optimized(pair.fp32, tmp_path / "fp32-optimized.onnx")
     assert left["com.microsoft", "MultiHeadAttention"] == LAYERS

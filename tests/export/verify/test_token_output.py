@@ -121,7 +121,7 @@ def test_token_vectors_of_many_callers_say_what_was_cut(exported: tuple[Path, Pa
 
 
 def test_manifests_without_outputs_stay_readable(exported: tuple[Path, Path]) -> None:
-    """What was written before there was a choice is read as before, and a plain artifact is still written that way."""
+    """Older manifests without `outputs` are readable, and plain artifacts are still written so."""
     manifest = open_artifact(exported[1]).manifest
     plain = replace(manifest, outputs=("sentence_embedding",))
     assert '"outputs"' in manifest.to_json()
@@ -133,7 +133,7 @@ def test_manifests_without_outputs_stay_readable(exported: tuple[Path, Path]) ->
 def test_wrong_token_vectors_are_refused(
     exported: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though the sentence vectors are right."""
+    """They are refused even if the sentence vectors are right."""
     model = onnx.load(exported[1])
     del model.metadata_props[:]
     (output,) = (node for node in model.graph.node if "token_embeddings" in node.output)
