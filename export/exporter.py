@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
 
 import onnx_ir as ir
 
@@ -26,24 +25,6 @@ from sbert_infer.export.write import check_free, check_target, stage
 __all__ = ["ExportOptions", "default_output", "export"]
 
 FAMILIES: tuple[type[Family], ...] = (CrossEncoder, MultiVectorEncoder, SparseEncoder, SentenceEncoder)
-Model_contra = TypeVar("Model_contra", bound=Family, contravariant=True)
-Converted = TypeVar("Converted")
-
-
-class Writer(Protocol[Model_contra, Converted]):
-    """What depends on the kind of file: an ONNX model, here, or a plan, in `plan_exporter.py`."""
-
-    def check(self, model: Family) -> None:
-        """Raise `ExportError` if the file can't hold `model`."""
-        ...
-
-    def convert(self, model: Model_contra) -> Converted:
-        """Make the graph, or graphs, in the file's precision."""
-        ...
-
-    def write(self, model: Model_contra, converted: Converted, target: Path) -> Manifest:
-        """Certify the file, and put it in place."""
-        ...
 
 
 def export(
@@ -56,7 +37,7 @@ def export(
     """
     options, target = options or ExportOptions(), Path(target)
     check_target(target, options.force)
-    writer: Writer[Any, Any] = PlanWriter(options, step) if options.fp16 else OnnxWriter(options, step)
+    writer: OnnxWriter | PlanWriter = PlanWriter(options, step) if options.fp16 else OnnxWriter(options, step)
     with step("load", str(source), 0):
         model = _read(source, options)
         model.check_options()
@@ -64,7 +45,7 @@ def export(
         model.load()
     with step("validate", model.description, 0):
         model.prepare()
-    return writer.write(model, writer.convert(model), target)
+    return writer.write(model, target)
 
 
 def _read(source: str | Path, options: ExportOptions) -> Family:
@@ -75,15 +56,28 @@ def _read(source: str | Path, options: ExportOptions) -> Family:
 
 
 class OnnxWriter:
-    """Writes an ONNX model, in FP32 or 8 bits."""
+    """Converts a model to an ONNX file, in FP32 or 8 bits; for plans see `PlanWriter`."""
 
     def __init__(self, options: ExportOptions, step: Step) -> None:
         self._options, self._step = options, step
 
     def check(self, model: Family) -> None:
-        """Every family has an ONNX model."""
+        """Accept every family."""
 
-    def convert(self, model: Family) -> tuple[ir.Model, FusedNodes]:
+    def write(self, model: Family, target: Path) -> Manifest:
+        """Convert `model`, compare the file with the reference, and move it to `target`."""
+        options, probes = self._options, len(model.probes)
+        graph, fused = self._convert(model)
+        draft = replace(model.draft, precision=options.precision, fusion=asdict(fused))
+        threshold = options.min_cosine or MIN_COSINE[options.precision]
+        with stage(graph, draft, model.tokenizer_json, target) as artifact:
+            with self._step("verify", f"{probes} {model.unit} against eager PyTorch", 2 * probes) as progress:
+                certificate = model.certify(artifact.path, options.precision, threshold, progress)
+            with self._step("save", str(target), 0):
+                check_free(target, options.force)  # again: this took a while
+                return artifact.commit(replace(draft, parity=asdict(certificate)))
+
+    def _convert(self, model: Family) -> tuple[ir.Model, FusedNodes]:
         """Trace the reference, and quantize the graph or tune it for CPUs."""
         options, reference = self._options, model.reference
         with self._step("convert", "int8, fused" if options.int8 else "portable" if options.portable else "fused", 0):
@@ -94,16 +88,3 @@ class OnnxWriter:
             elif not options.portable:
                 tune(graph)
         return graph, fused
-
-    def write(self, model: Family, converted: tuple[ir.Model, FusedNodes], target: Path) -> Manifest:
-        """Stage the file beside `target`, compare it with the reference, and move it into place."""
-        options, probes = self._options, len(model.probes)
-        graph, fused = converted
-        draft = replace(model.draft, precision=options.precision, fusion=asdict(fused))
-        threshold = options.min_cosine or MIN_COSINE[options.precision]
-        with stage(graph, draft, model.tokenizer_json, target) as artifact:
-            with self._step("verify", f"{probes} {model.unit} against eager PyTorch", 2 * probes) as progress:
-                certificate = model.certify(artifact.path, options.precision, threshold, progress)
-            with self._step("save", str(target), 0):
-                check_free(target, options.force)  # again: this took a while
-                return artifact.commit(replace(draft, parity=asdict(certificate)))

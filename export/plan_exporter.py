@@ -50,39 +50,26 @@ class _Graphs:
 
 
 class PlanWriter:
-    """Writes a plan. Only sentence encoders have one so far."""
+    """Converts a sentence encoder to a plan; the counterpart of `OnnxWriter`."""
 
     def __init__(self, options: ExportOptions, step: Step) -> None:
         self._options, self._step = options, step
         self._builds = _choose_builds(options.targets)  # first: a wrong target should not cost minutes
         self._threshold = options.min_cosine or MIN_COSINE["fp16"]
 
-    def check(self, model: Family) -> None:
-        """Raise `ExportError` for other kinds of model, or pooling that the kernel can't do."""
-        if type(model) is not SentenceEncoder:
+    def check(self, model: Family) -> SentenceEncoder:
+        """Return `model`; raises `ExportError` for other kinds, or pooling not in the kernel."""
+        if not isinstance(model, SentenceEncoder) or model.checkpoint.is_sparse:
             raise ExportError(f"--fp16 is not supported for {model.kind}s yet: leave it out, or take --int8")
         if self._options.pooling == "kernel":
             _check_kernel_pooling(model.checkpoint)
+        return model
 
-    def convert(self, model: SentenceEncoder) -> _Graphs:
-        """Refuse numbers that FP16 can't hold; convert to FP16, and to a graph for CPUs."""
-        options, reference = self._options, model.reference
-        with self._step("range", "of weights and activations, for FP16", 0), refuse_overflow(reference):
-            reference.encode(options.calibration[:: max(1, len(options.calibration) // _SOME)])
-            _ = model.expected  # runs the reference on the probes, which are watched as well
-        with self._step("convert", "fp16 in standard operators, and a graph fused for CPUs", 0):
-            half = to_half(reference, token_output=options.pooling == "kernel")
-            _check_size(half, model.checkpoint.name)
-            content = ir.to_proto(half).SerializeToString()
-            fused = model.trace()
-            fusion = asdict(count_fused(fused, reference.layers, reference.gelu_layers))
-            cpu = make_cpu_graph(tune(fused), content).model
-            profiles = make_profiles(_lengths(model, options), model.draft.max_length, options.max_batch_tokens)
-        return _Graphs(content, cpu, fusion, profiles)
-
-    def write(self, model: SentenceEncoder, graphs: _Graphs, target: Path) -> Manifest:
-        """Certify the FP16 graph, build engines from it, and write and certify the plan."""
-        certificate = self._certify_graph(model, graphs)
+    def write(self, model: Family, target: Path) -> Manifest:
+        """Certify the FP16 graph, build TensorRT engines from it, write and certify the plan."""
+        encoder = self.check(model)
+        graphs = self._convert(encoder)
+        certificate = self._certify_graph(encoder, graphs)
         manifest = replace(model.draft, precision="fp16", fusion=graphs.fusion, parity=asdict(certificate))
         engines = self._build_engines(graphs)
         with staged(target) as file, self._step("save", str(target), 2 * len(model.probes)) as progress:
@@ -97,10 +84,26 @@ class PlanWriter:
                     profiles=graphs.profiles,
                     pooling=self._options.pooling,
                 )
-            self._certify_file(file.path, model.expected, progress)
+            self._certify_file(file.path, encoder.expected, progress)
             check_free(target, self._options.force)  # again: this took a while
             file.commit()
         return manifest
+
+    def _convert(self, model: SentenceEncoder) -> _Graphs:
+        """Refuse numbers that FP16 can't hold; convert to FP16, and to a graph for CPUs."""
+        options, reference = self._options, model.reference
+        with self._step("range", "of weights and activations, for FP16", 0), refuse_overflow(reference):
+            reference.encode(options.calibration[:: max(1, len(options.calibration) // _SOME)])
+            _ = model.expected  # runs the reference on the probes, which are watched as well
+        with self._step("convert", "fp16 in standard operators, and a graph fused for CPUs", 0):
+            half = to_half(reference, token_output=options.pooling == "kernel")
+            _check_size(half, model.checkpoint.name)
+            content = ir.to_proto(half).SerializeToString()
+            fused = model.trace()
+            fusion = asdict(count_fused(fused, reference.layers, reference.gelu_layers))
+            cpu = make_cpu_graph(tune(fused), content).model
+            profiles = make_profiles(_lengths(model, options), model.draft.max_length, options.max_batch_tokens)
+        return _Graphs(content, cpu, fusion, profiles)
 
     def _certify_graph(self, model: SentenceEncoder, graphs: _Graphs) -> Certificate:
         """Compare the FP16 graph, its rounding emulated, before engines are built from it."""

@@ -24,8 +24,10 @@ __all__ = [
     "Problems",
     "WeightedLayerPoolingSpec",
     "check_chain",
+    "check_weights",
     "output_dim",
     "peek_json",
+    "positive",
     "read_json",
     "read_module",
     "read_weights",
@@ -189,11 +191,11 @@ def read_module(
     if len(problems) > before:
         return None
     if isinstance(spec, DenseSpec | LayerNormSpec | WeightedLayerPoolingSpec):
-        _check_weights(spec.path, name, spec.shapes, problems)
+        check_weights(spec, name, problems)
     return spec
 
 
-def _positive(config: dict[str, Any], keys: tuple[str, ...], name: str, problems: Problems, least: int = 1) -> int:
+def positive(config: dict[str, Any], keys: tuple[str, ...], name: str, problems: Problems, least: int = 1) -> int:
     """The integer under the first of `keys` (the new spelling, then the old) that is set."""
     value = next((config[key] for key in keys if key in config), None)
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
@@ -216,7 +218,7 @@ def _read_pooling(config: dict[str, Any], folder: Path, name: str, problems: Pro
         for mode in modes
         if not isinstance(mode, str) or mode not in _MODES
     ]
-    dim = _positive(config, dim_keys, name, problems)
+    dim = positive(config, dim_keys, name, problems)
     return PoolingSpec(
         dim, tuple(_MODES.get(str(mode), "") for mode in modes), bool(config.get("include_prompt", True))
     )
@@ -234,8 +236,8 @@ def _read_dense(config: dict[str, Any], folder: Path, name: str, problems: Probl
         )
     return DenseSpec(
         path=folder,
-        in_features=_positive(config, ("in_features",), name, problems),
-        out_features=_positive(config, ("out_features",), name, problems),
+        in_features=positive(config, ("in_features",), name, problems),
+        out_features=positive(config, ("out_features",), name, problems),
         bias=bool(config.get("bias", True)),
         activation=activation,
         residual=bool(config.get("use_residual", False)),
@@ -244,7 +246,7 @@ def _read_dense(config: dict[str, Any], folder: Path, name: str, problems: Probl
 
 def _read_layer_norm(config: dict[str, Any], folder: Path, name: str, problems: Problems) -> LayerNormSpec:
     unknown_keys(config, ("dimension",), name, problems)
-    return LayerNormSpec(folder, _positive(config, ("dimension",), name, problems))
+    return LayerNormSpec(folder, positive(config, ("dimension",), name, problems))
 
 
 def _read_normalize(config: dict[str, Any], folder: Path, name: str, problems: Problems) -> NormalizeSpec:
@@ -258,11 +260,11 @@ def _read_layer_pooling(
     dim_keys = ("embedding_dimension", "word_embedding_dimension")
     unknown_keys(config, (*dim_keys, "layer_start", "num_hidden_layers"), name, problems)
     config = {"layer_start": 4, "num_hidden_layers": 12} | config  # the defaults of sentence-transformers
-    layer_start = _positive(config, ("layer_start",), name, problems, least=0)
-    num_hidden_layers = _positive(config, ("num_hidden_layers",), name, problems)
+    layer_start = positive(config, ("layer_start",), name, problems, least=0)
+    num_hidden_layers = positive(config, ("num_hidden_layers",), name, problems)
     if layer_start > num_hidden_layers:
         problems.append(f"{name}: 'layer_start' is {layer_start}, but there are {num_hidden_layers} layers")
-    return WeightedLayerPoolingSpec(folder, _positive(config, dim_keys, name, problems), layer_start, num_hidden_layers)
+    return WeightedLayerPoolingSpec(folder, positive(config, dim_keys, name, problems), layer_start, num_hidden_layers)
 
 
 def _read_dropout(config: dict[str, Any], folder: Path, name: str, problems: Problems) -> None:
@@ -304,9 +306,16 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     raise ValueError("no weights (model.safetensors or pytorch_model.bin)")
 
 
-def _check_weights(folder: Path, name: str, shapes: Shapes, problems: Problems) -> None:
+def check_weights(
+    spec: DenseSpec | LayerNormSpec | WeightedLayerPoolingSpec,
+    name: str,
+    problems: Problems,
+    read: Callable[[Path], dict[str, Tensor]] = read_weights,
+) -> None:
+    """Report tensors that are missing, unknown or of another shape than `spec` says."""
+    shapes = spec.shapes
     try:
-        found = {key: tuple(tensor.shape) for key, tensor in read_weights(folder).items()}
+        found = {key: tuple(tensor.shape) for key, tensor in read(spec.path).items()}
     except ValueError as error:
         problems.append(f"{name}: {error}")
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,13 +154,15 @@ def read_model_settings(file: Path, problems: Problems, *, sparse: bool = False)
     return ModelSettings(prompts, config.get("default_prompt_name"), similarity, **limits)
 
 
-def read_prompts(config: dict[str, Any], name: str, problems: Problems) -> dict[str, str]:
-    """The prompts of the whole model's settings, checked."""
+def read_prompts(
+    config: dict[str, Any], name: str, problems: Problems, usual: Sequence[str] = ("query", "document")
+) -> dict[str, str]:
+    """The prompts of the whole model's settings, checked; the `usual` ones are empty if not set."""
     saved = config.get("prompts") or {}
     if not isinstance(saved, dict):
         problems.append(f"{name}: 'prompts' must be an object, not {saved!r}")
         saved = {}
-    prompts = ModelSettings().prompts | {key: "" if value is None else value for key, value in saved.items()}
+    prompts = dict.fromkeys(usual, "") | {key: "" if value is None else value for key, value in saved.items()}
     problems += [
         f"{name}: prompt '{key}' must be a string, not {value!r}"
         for key, value in prompts.items()

@@ -8,12 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from sbert_infer.export.checkpoint.modules import (
     DenseSpec,
     ModuleSpec,
     PoolingSpec,
     Problems,
     Shapes,
+    check_weights,
+    positive,
     read_json,
     read_weights,
     unknown_keys,
@@ -116,36 +120,17 @@ def _read_splade(config: dict[str, Any], vocabulary: int | None, name: str, prob
 
 
 def _read_auto_encoder(config: dict[str, Any], folder: Path, name: str, problems: Problems) -> AutoEncoderSpec:
-    sizes = {"input_dim": None, "hidden_dim": 512, "k": 8}  # with the defaults of sentence-transformers
-    training = ("k_aux", "dead_threshold")
-    unknown_keys(config, (*sizes, *training, "normalize"), f"{name}/config.json", problems)
-    sizes |= {key: config[key] for key in sizes if key in config}
-    for key, value in sizes.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            problems.append(f"{name}/config.json: '{key}' must be an integer of at least 1, not {value!r}")
-            sizes[key] = 1
-    width, hidden, active = (int(sizes[key] or 1) for key in ("input_dim", "hidden_dim", "k"))
+    file, sizes, training = f"{name}/config.json", ("input_dim", "hidden_dim", "k"), ("k_aux", "dead_threshold")
+    unknown_keys(config, (*sizes, *training, "normalize"), file, problems)
+    config = {"hidden_dim": 512, "k": 8} | config  # the defaults of sentence-transformers
+    width, hidden, active = (positive(config, (key,), file, problems) for key in sizes)
     standardize = bool(config.get("normalize", False))
     spec = AutoEncoderSpec(folder, width, hidden, False, "ReLU", False, min(active, hidden), standardize)
-    _check_weights(spec, name, problems)
+    check_weights(spec, name, problems, auto_encoder_weights)
     return spec
 
 
-def _check_weights(spec: AutoEncoderSpec, name: str, problems: Problems) -> None:
-    try:
-        found = auto_encoder_weights(spec.path)
-    except ValueError as error:
-        problems.append(f"{name}: {error}")
-        return
-    for key, shape in spec.shapes.items():
-        if key not in found:
-            problems.append(f"{name}: tensor '{key}' is missing from the weights")
-        elif tuple(found[key].shape) != shape:
-            problems.append(f"{name}: tensor '{key}' has shape {list(found[key].shape)}, expected {list(shape)}")
-    problems += [f"{name}: unknown tensor '{key}' in the weights" for key in sorted(found.keys() - spec.shapes.keys())]
-
-
-def auto_encoder_weights(folder: Path) -> dict[str, Any]:
+def auto_encoder_weights(folder: Path) -> dict[str, Tensor]:
     """The tensors in use. Encoder and decoder share a weight, saved under either name or both."""
     weights = dict(read_weights(folder))
     shared = weights.pop("decoder.linear.weight", None)

@@ -21,6 +21,7 @@ from sbert_infer.export.checkpoint.transformer import TokenCounter, plain_tokeni
 from sbert_infer.export.options import ExportOptions
 from sbert_infer.export.precision.int8 import Batch
 from sbert_infer.export.reference.encoder import Encoder
+from sbert_infer.export.verify.probe_texts import probe_texts
 
 __all__ = ["Family"]
 
@@ -92,9 +93,9 @@ class Family(ABC):
         `progress` takes the number of probes that are done; each is counted twice.
         """
 
-    @abstractmethod
     def _make_probes(self, count_tokens: TokenCounter) -> Sequence[Any]:
         """The probes, up to the model's limit."""
+        return probe_texts(count_tokens, self.checkpoint.max_length)
 
     @abstractmethod
     def _draft_manifest(self) -> Manifest:

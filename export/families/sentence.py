@@ -13,7 +13,6 @@ from sbert_infer.errors import ExportError
 from sbert_infer.export.checkpoint.modules import NormalizeSpec
 from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.checkpoint.static import SPARSE_STATIC, STATIC
-from sbert_infer.export.checkpoint.transformer import TokenCounter
 from sbert_infer.export.families.family import Family
 from sbert_infer.export.graph.trace import convert
 from sbert_infer.export.options import ExportOptions
@@ -21,7 +20,7 @@ from sbert_infer.export.precision.int8 import Batch, calibration_samples
 from sbert_infer.export.reference.bge_m3 import TokenHeads, load_heads, unweighted_ids
 from sbert_infer.export.reference.encoder import Reference, load_reference
 from sbert_infer.export.verify.parity import Certificate, Expected, certify, expect
-from sbert_infer.export.verify.probe_texts import SENTENCES, probe_texts
+from sbert_infer.export.verify.probe_texts import SENTENCES
 from sbert_infer.export.verify.token_parity import check_heads, check_tokens
 
 __all__ = ["SentenceEncoder"]
@@ -99,9 +98,6 @@ class SentenceEncoder(Family):
     def heads(self) -> TokenHeads | None:
         """bge-m3's additional layers, if they are to be exported."""
         return load_heads(self.reference) if self.options.all_outputs else None
-
-    def _make_probes(self, count_tokens: TokenCounter) -> list[str]:
-        return probe_texts(count_tokens, self.checkpoint.max_length)
 
     def _draft_manifest(self) -> Manifest:
         checkpoint, options = self.checkpoint, self.options

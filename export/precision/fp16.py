@@ -72,17 +72,10 @@ class _Tokens(nn.Module):
 
     def __init__(self, half: Reference) -> None:
         super().__init__()
-        self.half_reference = half
+        self.reference = half
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        layer_pooling = self.half_reference.layer_pooling
-        output = self.half_reference.encoder(
-            input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=layer_pooling is not None
-        )
-        tokens: Tensor = output.last_hidden_state
-        if layer_pooling is not None:
-            tokens = layer_pooling(tuple(layer.float() for layer in output.hidden_states)).half()
-        return tokens
+        return self.reference.token_vectors(input_ids, attention_mask).half()  # of several layers, the mean is FP32
 
 
 class _Sentence(nn.Module):
@@ -90,9 +83,7 @@ class _Sentence(nn.Module):
 
     def __init__(self, half: Reference) -> None:
         super().__init__()
-        self.tokens, self.pooling, self.head = _Tokens(half), half.pooling, half.head
+        self.tokens, self.reference = _Tokens(half), half
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, prompt_length: Tensor | None = None) -> Tensor:
-        tokens = self.tokens(input_ids, attention_mask).float()
-        sentence: Tensor = self.head(self.pooling(tokens, attention_mask, prompt_length))
-        return sentence
+        return self.reference.pool(self.tokens(input_ids, attention_mask).float(), attention_mask, prompt_length)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -36,7 +36,7 @@ from sbert_infer.export.reference.pooling import Pooling
 from sbert_infer.export.reference.sparse import LanguageModel, build_sparse_module
 from sbert_infer.export.reference.static import StaticEncoder, WordEncoder
 
-__all__ = ["Dense", "Encoder", "Reference", "build_module", "load_encoder", "load_reference"]
+__all__ = ["Dense", "Encoder", "Reference", "batches_by_length", "build_module", "load_encoder", "load_reference"]
 
 # Weights that an encoder may lack: vectors are pooled from the last layer, not by its own pooler.
 _POOLER = re.compile(r"(^|\.)pooler\.")
@@ -197,13 +197,17 @@ class Reference(Encoder):
     def encode(self, texts: Sequence[str], *, prompt: str = "", batch_size: int = 32) -> np.ndarray[Any, np.dtype[Any]]:
         """Vectors [texts, dim], without the default prompt and without `truncate_dim`."""
         prompt_length = torch.tensor(self.prompt_length(prompt))
-        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))  # similar lengths, less padding
         vectors = np.empty((len(texts), self.checkpoint.dim), dtype=np.float32)
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
+        for rows in batches_by_length([len(text) for text in texts], batch_size):
             ids, mask = self.tokenize([prompt + texts[i] for i in rows])
             vectors[rows] = self(ids, mask, prompt_length).numpy()
         return vectors
+
+
+def batches_by_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+    """Rows of similar length, longest first, so that little is padded."""
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    return (order[start : start + batch_size] for start in range(0, len(order), batch_size))
 
 
 def load_reference(checkpoint: Checkpoint, *, attention: Literal["sdpa", "eager"] = "sdpa") -> Reference:

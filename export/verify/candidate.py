@@ -167,9 +167,7 @@ class GraphCandidate:
 
     @torch.inference_mode()
     def _pool(self, tokens: Vectors, mask: torch.Tensor, prompt_length: int) -> Vectors:
-        reference = self._reference
-        pooled = reference.pooling(torch.from_numpy(tokens), mask, torch.tensor(prompt_length))
-        vectors: Vectors = reference.head(pooled).numpy()
+        vectors: Vectors = self._reference.pool(torch.from_numpy(tokens), mask, torch.tensor(prompt_length)).numpy()
         return vectors
 
 

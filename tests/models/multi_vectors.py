@@ -20,7 +20,7 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 
 from sbert_infer.export.exporter import export
-from sbert_infer.export.families.multi_vector import family as multi_vector_export
+from sbert_infer.export.families import family
 from tests.models.checkpoints import ODD_TEXTS, TEXTS, edit_json
 from tests.models.families import MAX_LENGTH, WIDTH, randomize, write_transformer
 
@@ -127,7 +127,7 @@ def export_multi_vector(once: Callable[..., Path], **settings: Any) -> tuple[Pat
 
     def write(target: Path) -> None:
         with pytest.MonkeyPatch.context() as patch, one_thread():
-            patch.setattr(multi_vector_export, "probe_texts", lambda *_: ALL_TEXTS)
+            patch.setattr(family, "probe_texts", lambda *_: ALL_TEXTS)
             export(folder, target)
 
     return folder, once(key, "colbert.onnx", write)

@@ -18,7 +18,7 @@ from sbert_infer.export.checkpoint.checkpoint import Checkpoint, checkpoint_name
 from sbert_infer.export.checkpoint.hub import locate, weight_files
 from sbert_infer.export.checkpoint.modules import Problems, peek_json, read_json, unknown_keys
 from sbert_infer.export.checkpoint.modules_json import read_entries
-from sbert_infer.export.checkpoint.settings import TransformerSettings, read_transformer_settings
+from sbert_infer.export.checkpoint.settings import TransformerSettings, read_prompts, read_transformer_settings
 from sbert_infer.export.checkpoint.transformer import length_limit, read_config, read_tokenizer
 
 __all__ = ["CrossEncoderCheckpoint", "is_cross_encoder", "read_cross_encoder"]
@@ -122,16 +122,8 @@ def _read_settings(file: Path, problems: Problems) -> _Settings:
     config = read_json(file, file.name, problems)
     known = ("prompts", "default_prompt_name", "model_type", "activation_fn", "keep_in_fp32_modules")
     unknown_keys(config, (*known, "__version__", "requirements"), file.name, problems)
-    prompts = {str(name): "" if text is None else text for name, text in (config.get("prompts") or {}).items()}
-    problems += [
-        f"{file.name}: prompt '{name}' must be a string, not {text!r}"
-        for name, text in prompts.items()
-        if not isinstance(text, str)
-    ]
-    default = config.get("default_prompt_name")
-    if default is not None and default not in prompts:
-        problems.append(f"{file.name}: the default prompt {default!r} is not among the prompts ({', '.join(prompts)})")
-    return _Settings(prompts, default, config.get("activation_fn"))
+    prompts = read_prompts(config, file.name, problems, usual=())
+    return _Settings(prompts, config.get("default_prompt_name"), config.get("activation_fn"))
 
 
 def _activation(settings: _Settings, config: Any, problems: Problems) -> str:

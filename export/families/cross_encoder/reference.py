@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sbert_infer.export.checkpoint.transformer import load_tokenizer
 from sbert_infer.export.families.cross_encoder.checkpoint import CrossEncoderCheckpoint
-from sbert_infer.export.reference.encoder import Encoder, load_encoder
+from sbert_infer.export.reference.encoder import Encoder, batches_by_length, load_encoder
 from sbert_infer.text.inputs import Pair
 
 __all__ = ["PairReference", "load_pair_reference"]
@@ -53,10 +53,8 @@ class PairReference(Encoder):
     @torch.inference_mode()
     def score(self, pairs: Sequence[Pair], *, batch_size: int = 16) -> Scores:
         """[pairs, labels]."""
-        order = sorted(range(len(pairs)), key=lambda i: -sum(map(len, pairs[i])))  # similar lengths, less padding
         scores = np.empty((len(pairs), len(self.cross_encoder.labels)), np.float32)
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
+        for rows in batches_by_length([sum(map(len, pair)) for pair in pairs], batch_size):
             scores[rows] = self(**self.tokenize([pairs[i] for i in rows])).numpy()
         return scores
 

@@ -11,7 +11,6 @@ import onnx_ir as ir
 
 from sbert_infer.artifact.onnx_file import MULTI_VECTOR, TOKENS, Manifest
 from sbert_infer.export.checkpoint.modules import NormalizeSpec
-from sbert_infer.export.checkpoint.transformer import TokenCounter
 from sbert_infer.export.families.family import Family
 from sbert_infer.export.families.multi_vector.checkpoint import (
     MultiVectorCheckpoint,
@@ -28,7 +27,7 @@ from sbert_infer.export.families.multi_vector.reference import MultiVectorRefere
 from sbert_infer.export.graph.trace import build_graph
 from sbert_infer.export.options import ExportOptions
 from sbert_infer.export.precision.int8 import Batch, calibration_samples
-from sbert_infer.export.verify.probe_texts import SENTENCES, probe_texts
+from sbert_infer.export.verify.probe_texts import SENTENCES
 
 __all__ = ["MultiVectorEncoder"]
 
@@ -102,9 +101,6 @@ class MultiVectorEncoder(Family):
     def expected(self) -> ExpectedVectors:
         """The reference's vectors of the probes in each role."""
         return expect_vectors(self.reference, self.probes)
-
-    def _make_probes(self, count_tokens: TokenCounter) -> list[str]:
-        return probe_texts(count_tokens, self.checkpoint.max_length)
 
     def _draft_manifest(self) -> Manifest:
         modules = self.checkpoint.modules

@@ -19,8 +19,8 @@ from sbert_infer.artifact.onnx_file import open_artifact
 from sbert_infer.errors import CheckpointError, ExportError, ParityError
 from sbert_infer.export.cli import main
 from sbert_infer.export.exporter import ExportOptions, export
+from sbert_infer.export.families import family
 from sbert_infer.export.families.cross_encoder.checkpoint import is_cross_encoder
-from sbert_infer.export.families.multi_vector import family as multi_vector_export
 from sbert_infer.export.families.multi_vector.checkpoint import is_multi_vector, read_multi_vector
 from sbert_infer.export.families.multi_vector.parity import certify_multi_vector, expect_vectors
 from sbert_infer.export.families.multi_vector.reference import MultiVectorReference, load_multi_vector_reference
@@ -203,7 +203,7 @@ def test_options_of_sentence_encoders(native: Path, options: dict[str, Any], mes
 @pytest.fixture
 def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verification with a few texts instead of hundreds."""
-    monkeypatch.setattr(multi_vector_export, "probe_texts", lambda *_: ALL_TEXTS)
+    monkeypatch.setattr(family, "probe_texts", lambda *_: ALL_TEXTS)
 
 
 @pytest.mark.usefixtures("few_texts")

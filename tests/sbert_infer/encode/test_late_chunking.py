@@ -19,7 +19,7 @@ from sbert_infer import Engine
 from sbert_infer.encode import late_chunking
 from sbert_infer.encode.late_chunking import check_can_pool, plan_windows
 from sbert_infer.export.exporter import ExportOptions, export
-from sbert_infer.export.families import sentence
+from sbert_infer.export.families import family
 from sbert_infer.export.families.sentence import SentenceEncoder
 from tests.models.checkpoints import ODD_TEXTS, TEXTS
 from tests.models.graphs import Array, assert_close
@@ -43,7 +43,7 @@ def export_tokens(once: Callable[..., Path]) -> Callable[..., Path]:
     def make(key: str, checkpoint: Path, **options: Any) -> Path:
         def write(target: Path) -> None:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(sentence, "probe_texts", lambda *_: list(TEXTS))
+                patch.setattr(family, "probe_texts", lambda *_: list(TEXTS))
                 export(checkpoint, target, ExportOptions(outputs=("sentence", "tokens"), **options))
 
         return once(f"tokens of {key}", "tokens.onnx", write)
