@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from sbert_infer.artifact.onnx_file import Manifest
+from sbert_infer.artifact.manifest import Manifest
 from sbert_infer.export.checkpoint.hub import locate
 from sbert_infer.export.families.cross_encoder.family import CrossEncoder
 from sbert_infer.export.families.family import Family

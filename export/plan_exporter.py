@@ -12,12 +12,12 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from sbert_infer._util.files import staged
-from sbert_infer.artifact.onnx_file import Manifest
+from sbert_infer.artifact.manifest import Manifest
 from sbert_infer.artifact.plan_file import EngineFile, write_plan
+from sbert_infer.artifact.profiles import Profile, make_profiles
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.build import targets
 from sbert_infer.backends.tensorrt.build_cache import build
-from sbert_infer.backends.tensorrt.profiles import Profile, make_profiles
 from sbert_infer.backends.tensorrt.versions import TensorRT, installed
 from sbert_infer.backends.tensorrt.versions import load as load_tensorrt
 from sbert_infer.errors import ExportError

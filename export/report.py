@@ -6,15 +6,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from sbert_infer.artifact.onnx_file import (
-    ENCODER,
-    MULTI_VECTOR,
-    RERANKER,
-    SPARSE_ENCODER,
-    Artifact,
-    Manifest,
-    open_artifact,
-)
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.manifest import ENCODER, MULTI_VECTOR, RERANKER, SPARSE_ENCODER, Artifact, Manifest
 from sbert_infer.artifact.plan_file import Plan
 from sbert_infer.encode.multi_vector import role_of
 

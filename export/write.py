@@ -7,25 +7,23 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
 
-from sbert_infer._util.files import StagedFile, staged
-from sbert_infer.artifact.onnx_file import DataFile, Manifest, append_metadata, open_artifact, sha256
+from sbert_infer._util.files import StagedFile, locked, staged
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.manifest import DataFile, Manifest
+from sbert_infer.artifact.onnx_file import append_metadata, sha256
 from sbert_infer.errors import ArtifactError, ExportError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["MAX_PROTOBUF_BYTES", "StagedArtifact", "check_free", "check_target", "stage", "weight_bytes"]
 
 # Protobuf's limit is 2 GiB, less room for the graph and the tokenizer (some have 30 MB).
 MAX_PROTOBUF_BYTES = 2**31 - 2**27
+_LOCK = "lock"  # in a staging folder
 
 
 @dataclass
@@ -126,47 +124,26 @@ def _write_large(
 
 @contextmanager
 def _staging_folder(target: Path) -> Iterator[Path]:
-    """A hidden folder beside `target`, locked while it exists."""
+    """Create a hidden folder beside `target`, locked for as long as this process lives."""
     folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".staging"))
-    with _locked(folder):
-        try:
+    try:
+        with locked(folder / _LOCK, wait=False):
             yield folder
-        finally:
-            shutil.rmtree(folder)
+    finally:  # after the lock: Windows does not remove an open file
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_stale(target: Path) -> None:
     """Remove the folder of a killed export of a large model, and weights it put in place."""
     for folder in target.parent.glob(f".{glob.escape(target.name)}.*.staging"):
-        with _locked(folder) as free:
-            if not free:  # it is being written
-                continue
-            for weights in folder.glob("*.data"):
-                placed = target.parent / weights.name
-                if placed.exists() and placed.samefile(weights) and placed.name not in _weights_of(target):
-                    placed.unlink()
-            shutil.rmtree(folder)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Hold the lock of `folder`; False if another process has it, or without such locks.
-
-    The lock ends with the process.
-    """
-    if fcntl is None:
-        yield False
-        return
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(lock)
+        # Unless it is being written, or another export is removing it.
+        with suppress(BlockingIOError, FileNotFoundError):
+            with locked(folder / _LOCK, wait=False):
+                for weights in folder.glob("*.data"):
+                    placed = target.parent / weights.name
+                    if placed.exists() and placed.samefile(weights) and placed.name not in _weights_of(target):
+                        placed.unlink()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -5,7 +5,7 @@
 """
 
 from sbert_infer.async_engine import AsyncEngine, AsyncStats
-from sbert_infer.encode.pipeline import EncodeStats
+from sbert_infer.encode.output import EncodeStats
 from sbert_infer.engine import Engine
 from sbert_infer.errors import (
     ArtifactError,
@@ -27,7 +27,7 @@ from sbert_infer.errors import (
     WorkerError,
 )
 from sbert_infer.reranker import Reranker
-from sbert_infer.scheduling.call import Encoded
+from sbert_infer.types import Encoded
 
 __version__ = "0.1.0"
 

@@ -3,57 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.artifact.onnx_file import ENCODER, RERANKER, SPARSE_ENCODER, check_kind
-from sbert_infer.encode.sparse import is_sparse, max_batch_texts
-from sbert_infer.encode.tokens import TokenVectors, check_has_tokens, token_vectors
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, check_kind
+from sbert_infer.base_engine import BaseEngine
+from sbert_infer.encode.dense import DenseOutput
+from sbert_infer.encode.output import Output
+from sbert_infer.encode.sparse import SparseOutput
+from sbert_infer.encode.tokens import TokensOutput
 from sbert_infer.engine import Engine
-from sbert_infer.errors import EngineError, OverloadedError, TruncationError, warn
-from sbert_infer.scheduling.call import CallOptions, Encoded, within
+from sbert_infer.errors import EngineError, OverloadedError, warn
+from sbert_infer.reranker import Reranker
+from sbert_infer.scheduling.call import CallOptions, within
 from sbert_infer.scheduling.call_queue import CallQueue
 from sbert_infer.scheduling.scheduler import Limits
-from sbert_infer.scheduling.workers import Observe
-from sbert_infer.text.inputs import OnTruncate, Side, Text, as_list, as_pairs, as_texts, check_pairs, check_texts
+from sbert_infer.scheduling.stats import AsyncStats, CallCounts
+from sbert_infer.text.inputs import as_list, as_pairs, as_texts, check_pairs, check_texts
+from sbert_infer.types import Encoded, Observe, OnTruncate, Side, Text
 
 __all__ = ["AsyncEngine", "AsyncStats"]
 
-logger = logging.getLogger("sbert_infer")
-
 Vectors = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class AsyncStats:
-    """What an `AsyncEngine` has done, and what it is doing now."""
-
-    ready: bool
-    queued_texts: int  # that have not started
-    queued_tokens: int
-    oldest_age_s: float  # of the texts in the queue
-    running_batches: int
-    tokens_per_s: float | None  # under load, as measured
-    requests: int  # all that follow are since the start
-    texts: int
-    tokens: int
-    truncated: int  # texts
-    batches: int
-    batch_tokens: int  # tokens that ran; identical texts of one call run once
-    padded_tokens: int  # the same, padding included
-    restarts: int  # how often hung or dead workers were replaced
-    errors: Mapping[str, int]  # calls that failed, by the name of the exception
+_KINDS = (ENCODER, RERANKER, SPARSE_ENCODER)
 
 
 class AsyncEngine:
@@ -63,12 +44,12 @@ class AsyncEngine:
     ...     vectors = await engine.encode(["A cat sat."])
 
     Vectors are those of `Engine.encode`. Batches are formed across callers, from texts of like
-    length. All calls are to come from one event loop, and from the process that opened the engine.
+    length. All calls must come from one event loop, in the process that opened the engine.
     """
 
     def __init__(
         self,
-        model: str | os.PathLike[str] | Engine,
+        model: str | os.PathLike[str] | BaseEngine,
         *,
         max_batch_tokens: int | None = None,
         max_queue_tokens: int = 2**20,
@@ -94,7 +75,7 @@ class AsyncEngine:
             hang_timeout_s: a batch that runs for longer than this is given up, and what runs it is
                 replaced.
             observe: called from several threads, as `observe(name, value)`, with the seconds that a
-                call spent on "tokenize", "queue" (each batch it has a part in) and "total", and of
+                call spent on "tokenize", "queue" (each batch it has a part in) and "total", and for
                 each batch "run", its seconds, and "batch_tokens".
 
         """
@@ -106,33 +87,35 @@ class AsyncEngine:
         )
         if max_delay_ms < 0:
             raise ValueError(f"max_delay_ms must be at least 0, got {max_delay_ms}")
-        self._owns = not isinstance(model, Engine)
-        self.engine = model if isinstance(model, Engine) else _AnyEngine(model, max_batch_tokens=max_batch_tokens)
-        check_kind(self.engine._artifact, _AnyEngine._kinds, _AnyEngine._name)
+        self._owns = not isinstance(model, BaseEngine)
+        self.engine = model if isinstance(model, BaseEngine) else _open(model, max_batch_tokens)
         self.timeout_s = timeout_s
-        self._observe = _guarded(observe)
-        self._pipeline = self.engine._open()
-        backend = self._pipeline.backend
-        if max_batch_tokens is not None and not 1 <= max_batch_tokens <= backend.max_batch_tokens:
-            raise ValueError(f"max_batch_tokens must be 1 to {backend.max_batch_tokens}, the engine's own")
-        budget = max_batch_tokens or backend.max_batch_tokens
-        limits = Limits(
-            max_batch_tokens=budget,
-            min_batch_tokens=min(budget, backend.min_batch_tokens),
-            workers=backend.workers,
-            max_length=self.engine.manifest.max_length,
-            max_batch_texts=max_batch_texts(self.engine.manifest) if is_sparse(self.engine.manifest) else None,
-            edges=backend.edges,
+        self._pipeline, manifest = self.engine.pipeline, self.engine.manifest
+        check_kind(self.engine.artifact, _KINDS, "AsyncEngine")
+        # What calls get unless they ask for fewer dimensions or unit length.
+        self._output = SparseOutput(manifest) if manifest.kind == SPARSE_ENCODER else DenseOutput(manifest)
+        self._counts = CallCounts(observe)
+        limits = Limits.of(
+            self._pipeline.backend,
+            max_batch_tokens,
+            max_length=manifest.max_length,
+            max_batch_texts=self._output.max_batch_texts,
             max_queue_tokens=max_queue_tokens,
             max_delay_s=max_delay_ms / 1000,
             max_wait_s=max_wait_s,
         )
-        self._queue = CallQueue(self.engine, limits, hang_timeout_s=hang_timeout_s, observe=self._observe)
+        self._queue = CallQueue(
+            self._pipeline,
+            limits,
+            outputs=self._output.names,
+            include_prompt=manifest.include_prompt,
+            replace_backend=self.engine.replace_backend,
+            tokenizer_of_other_side=self.engine.tokenizer_of_other_side,
+            hang_timeout_s=hang_timeout_s,
+            observe=self._counts.observe,
+        )
         self._token_thread = ThreadPoolExecutor(1, thread_name_prefix="sbert-infer-tokens")
-        self._active = 0  # calls from their first to their last line
         self._closing = False  # no new calls
-        self._counts: Counter[str] = Counter()
-        self._errors: Counter[str] = Counter()
 
     async def encode(
         self,
@@ -175,17 +158,14 @@ class AsyncEngine:
         truncation_side: Side | None = None,
         timeout_s: float | None = None,
     ) -> Encoded:
-        """As `encode`, with the number of tokens and of truncated texts.
+        """Encode as `encode` does, and also return the number of tokens and of truncated texts.
 
         `truncation_side` says where long texts are cut, if not where the model was trained to have
         it.
         """
         arrival = time.monotonic()
-        self._require(ENCODER, "predict_counted")
-        prompt = self.engine._resolve_prompt(prompt, prompt_name)
-        options = self._options(
-            arrival, prompt, on_truncate, truncation_side, timeout_s, truncate_dim, normalize_embeddings
-        )
+        output = self._dense(truncate_dim, normalize_embeddings)
+        options = self._options(arrival, output, prompt, prompt_name, on_truncate, truncation_side, timeout_s)
         source, single = as_texts(texts)
         known: list[Text] = list(source)
         check_texts(known)
@@ -202,17 +182,15 @@ class AsyncEngine:
         truncation_side: Side | None = None,
         timeout_s: float | None = None,
     ) -> Encoded:
-        """As `encode_counted`, for texts that this model's own tokenizer has tokenized, special tokens included."""
+        """Encode texts that this model's own tokenizer has tokenized, special tokens included."""
         arrival = time.monotonic()
-        self._require(ENCODER, "predict_counted")
-        options = self._options(
-            arrival, "", on_truncate, truncation_side, timeout_s, truncate_dim, normalize_embeddings
-        )
-        with _Counted(self, len(token_ids), arrival):
+        output = self._dense(truncate_dim, normalize_embeddings)
+        options = self._options(arrival, output, "", None, on_truncate, truncation_side, timeout_s)
+        with self._counts.call(len(token_ids), arrival):
             if not len(token_ids):
                 return self._nothing()
             encoded = await self._queue.encode_tokens(token_ids, options, arrival)
-            self._note(encoded, len(token_ids), options)
+            self._done(encoded, len(token_ids), options)
         return encoded
 
     async def predict_counted(
@@ -225,14 +203,13 @@ class AsyncEngine:
         truncation_side: Side | None = None,
         timeout_s: float | None = None,
     ) -> Encoded:
-        """The scores of pairs of texts as a reranker gives them, before any activation: [pairs, labels].
+        """Score pairs of texts as a reranker does, before any activation: [pairs, labels].
 
-        For many callers what `Reranker.predict` is for one. Raises as `encode` does.
+        This is for many callers what `Reranker.predict` is for one. Raises as `encode` does.
         """
         arrival = time.monotonic()
         self._require(RERANKER, "encode")
-        prompt = self.engine._resolve_prompt(prompt, prompt_name)
-        options = self._options(arrival, prompt, on_truncate, truncation_side, timeout_s)
+        options = self._options(arrival, self._output, prompt, prompt_name, on_truncate, truncation_side, timeout_s)
         items, _ = as_pairs(pairs)
         check_pairs(items)
         return await self._encode([(first, second) for first, second in items], options, arrival)
@@ -247,11 +224,10 @@ class AsyncEngine:
         truncation_side: Side | None = None,
         timeout_s: float | None = None,
     ) -> Encoded:
-        """The vectors of a sparse encoder, which are `SparseRows`: see `to_csr`. Raises as `encode` does."""
+        """Return vectors of a sparse encoder, as `SparseRows`: see `to_csr`. Raises as `encode` does."""
         arrival = time.monotonic()
         self._require(SPARSE_ENCODER, "encode")
-        prompt = self.engine._resolve_prompt(prompt, prompt_name)
-        options = self._options(arrival, prompt, on_truncate, truncation_side, timeout_s)
+        options = self._options(arrival, self._output, prompt, prompt_name, on_truncate, truncation_side, timeout_s)
         return await self._encode([*as_list(texts, "encode_sparse")], options, arrival)
 
     async def token_vectors(
@@ -264,36 +240,27 @@ class AsyncEngine:
         truncation_side: Side | None = None,
         timeout_s: float | None = None,
         max_tokens: int | None = None,
-    ) -> TokenVectors:
-        """A vector for each token, if the artifact has them. One call at a time, beside the queue, and never in it."""
+    ) -> Encoded:
+        """Return a vector for each token, if the artifact has them.
+
+        One call runs at a time, beside the queue and never in it.
+        """
         arrival = time.monotonic()
         self._require(ENCODER, "predict_counted")
-        check_has_tokens(self.engine.manifest)
-        prompt = self.engine._resolve_prompt(prompt, prompt_name)
-        options = self._options(arrival, prompt, on_truncate, truncation_side, timeout_s)
+        output = TokensOutput(self.engine.manifest, max_tokens=max_tokens)
+        options = self._options(arrival, output, prompt, prompt_name, on_truncate, truncation_side, timeout_s)
         texts = as_list(texts, "token_vectors")
         left = threading.Event()
-
-        def work() -> TokenVectors:
-            return token_vectors(
-                self._pipeline,
-                texts,
-                prompt,
-                tokenizer=self._queue.tokenizers.tokenizer(options.other_side),
-                allow_truncation=options.on_truncate != "error",
-                max_tokens=max_tokens,
-                is_wanted=lambda: not left.is_set(),
-            )
-
-        with _Counted(self, len(texts), arrival):
+        with self._counts.call(len(texts), arrival):
             try:
-                # A thread of its own: those who left keep it busy for no longer than a batch.
-                future = asyncio.get_running_loop().run_in_executor(self._token_thread, work)
-                found = await within(future, options.deadline)
+                # A thread of its own: an abandoned call keeps it busy for no longer than a batch.
+                loop = asyncio.get_running_loop()
+                future = loop.run_in_executor(self._token_thread, self._run_tokens, texts, options, left)
+                encoded = await within(future, options.deadline)
             finally:
                 left.set()
-            self._note(found, len(texts), options)
-        return found
+            self._done(encoded, len(texts), options)
+        return encoded
 
     @property
     def ready(self) -> bool:
@@ -301,7 +268,10 @@ class AsyncEngine:
         return not self._closing and self._queue.workers.ready
 
     def refusal(self) -> OverloadedError | None:
-        """What a call for one short text would get now, if the queue is too long for it; `count_refusal` if it does."""
+        """Return what a call for one short text would get now if the queue is too long for it.
+
+        To be followed by `count_refusal` if that call is then refused.
+        """
         try:
             self._queue.scheduler.check(1, math.inf, time.monotonic())
         except OverloadedError as error:
@@ -309,36 +279,23 @@ class AsyncEngine:
         return None
 
     def count_refusal(self, error: OverloadedError) -> None:
-        """A call was refused in advance: it counts as any that was refused here."""
-        self._counts["requests"] += 1
-        self._errors[type(error).__name__] += 1
+        """Count a call that was refused in advance like any that is refused here."""
+        self._counts.refused(error)
 
     def stats(self) -> AsyncStats:
-        """Counters and gauges, as of now."""
-        scheduler, workers = self._queue.scheduler, self._queue.workers
-        with workers.changed:
-            return AsyncStats(
-                ready=self.ready,
-                queued_texts=scheduler.queued_texts,
-                queued_tokens=scheduler.queued_tokens,
-                oldest_age_s=scheduler.oldest_age(time.monotonic()),
-                running_batches=len(scheduler.running),
-                tokens_per_s=scheduler.tokens_per_s,
-                **{name: self._counts[name] for name in ("requests", "texts", "tokens", "truncated")},
-                batches=scheduler.batches,
-                batch_tokens=scheduler.batch_tokens,
-                padded_tokens=scheduler.padded_tokens,
-                restarts=workers.restarts,
-                errors=dict(self._errors),
-            )
+        """Return counters and gauges, as of now."""
+        return self._queue.stats(self._counts, ready=self.ready)
 
     async def close(self, drain_s: float = 10.0) -> None:
-        """Take no more calls, give those under way `drain_s` to end, fail the rest, stop. Again does nothing."""
+        """Take no more calls, give those under way `drain_s` to end, fail the rest, stop.
+
+        A second call does nothing.
+        """
         if self._closing:
             return
         self._closing = True
         until = time.monotonic() + drain_s
-        while self._active and time.monotonic() < until:
+        while self._counts.active and time.monotonic() < until:
             await asyncio.sleep(0.01)
         self._token_thread.shutdown(wait=False, cancel_futures=True)
         await self._queue.close(until)
@@ -354,17 +311,23 @@ class AsyncEngine:
     def __repr__(self) -> str:
         return f"AsyncEngine({self.engine!r})"
 
+    def _dense(self, truncate_dim: int | None, normalize: bool) -> Output:
+        self._require(ENCODER, "predict_counted")
+        engine = self.engine
+        assert isinstance(engine, Engine)  # noqa: S101 - nothing else opens an encoder
+        return DenseOutput(engine.manifest, engine.resolve_dim(truncate_dim), normalize=normalize)
+
     def _options(
         self,
         arrival: float,
-        prompt: str,
+        output: Output,
+        prompt: str | None,
+        prompt_name: str | None,
         on_truncate: OnTruncate | None,
         side: Side | None,
         timeout_s: float | None,
-        truncate_dim: int | None = None,
-        normalize: bool = False,
     ) -> CallOptions:
-        """What a caller asks for, with the defaults filled in."""
+        """Return what a caller asks for, with the defaults filled in."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         _check_positive(timeout_s=timeout_s)
         on_truncate = self.engine.on_truncate if on_truncate is None else on_truncate
@@ -374,9 +337,9 @@ class AsyncEngine:
             raise ValueError(f"truncation_side must be 'left', 'right' or None, got {side!r}")
         if self._closing:
             raise EngineError("this engine is closed")
-        dim = self.engine._resolve_dim(truncate_dim)
         other_side = side is not None and side != self.engine.manifest.truncation_side
-        return CallOptions(prompt, dim, normalize, on_truncate, arrival + timeout_s, other_side)
+        prompt = self.engine.resolve_prompt(prompt, prompt_name)
+        return CallOptions(prompt, output, on_truncate, arrival + timeout_s, other_side)
 
     def _require(self, kind: str, right: str) -> None:
         found = self.engine.manifest.kind
@@ -386,67 +349,49 @@ class AsyncEngine:
             raise EngineError(f"{self.engine.manifest.name} is {what}: use {right}")
 
     async def _encode(self, texts: list[Text], options: CallOptions, arrival: float) -> Encoded:
-        with _Counted(self, len(texts), arrival):
+        with self._counts.call(len(texts), arrival):
             if not texts:
                 return self._nothing()
             encoded = await self._queue.encode(texts, options, arrival)
-            self._note(encoded, len(texts), options)
+            self._done(encoded, len(texts), options)
         return encoded
 
     def _nothing(self) -> Encoded:
-        """What no texts give."""
-        dense = self.engine.manifest.kind == ENCODER  # whose `encode` gives an array of one dimension then
-        return Encoded(np.empty(0, np.float32) if dense else self._queue.make_rows(0), 0, 0)
+        """Return what no texts give; for dense vectors, an array of one dimension as in `Engine.encode`."""
+        if self.engine.manifest.kind == ENCODER:
+            return Encoded(np.empty(0, np.float32), 0, 0)
+        return Encoded(self._output.collect(self._pipeline.tokenizer([])).result(None), 0, 0)
 
-    def _note(self, encoded: Encoded | TokenVectors, texts: int, options: CallOptions) -> None:
-        """Count what a call has done, and warn if texts were cut and nobody has said what is to be done then."""
-        self._counts["tokens"] += encoded.tokens
-        self._counts["truncated"] += encoded.truncated
+    def _run_tokens(self, texts: list[str], options: CallOptions, left: threading.Event) -> Encoded:
+        """Run in a thread of its own, batch by batch, until the caller has left."""
+        windows = list(
+            self._pipeline.run(
+                texts,
+                options.output,
+                prompt=options.prompt,
+                allow_truncation=options.on_truncate != "error",
+                tokenizer=self._queue.tokenizers.tokenizer(options.other_side),
+                is_wanted=lambda: not left.is_set(),
+            )
+        )
+        vectors = [each for window in windows for each in window.vectors]
+        return Encoded(vectors, sum(map(len, vectors)), sum(window.stats.truncated for window in windows))
+
+    def _done(self, encoded: Encoded, texts: int, options: CallOptions) -> None:
+        """Count what a call has given, and warn of truncation unless the caller has decided on it."""
+        self._counts.done(encoded)
         if encoded.truncated and options.on_truncate == "warn":
             limit, noun = self._pipeline.tokenizer.max_length, self._pipeline.noun
             cut = f"{encoded.truncated} of {texts} {noun}s were cut to {limit} tokens"
             warn(f"{cut}; see AsyncEngine.encode(on_truncate=...)")
 
 
-class _Counted:
-    """A context that counts a call of so many texts, and its error. No generator: that takes three times as long."""
-
-    __slots__ = ("_arrival", "_engine")
-
-    def __init__(self, engine: AsyncEngine, texts: int, arrival: float) -> None:
-        self._engine, self._arrival = engine, arrival
-        engine._counts["requests"] += 1
-        engine._counts["texts"] += texts
-
-    def __enter__(self) -> None:
-        self._engine._active += 1
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        engine = self._engine
-        engine._active -= 1
-        engine._observe("total", time.monotonic() - self._arrival)
-        if kind is not None:
-            engine._errors[kind.__name__] += 1
-        if isinstance(error, TruncationError):
-            engine._counts["truncated"] += error.texts
-
-
-class _AnyEngine(Engine):
-    """For an artifact of either kind."""
-
-    _kinds, _name = (ENCODER, RERANKER, SPARSE_ENCODER), "AsyncEngine"
-
-
-def _guarded(observe: Observe) -> Observe:
-    """`observe`, whose errors are logged: they may not end a worker."""
-
-    def call(name: str, value: float) -> None:
-        try:
-            observe(name, value)
-        except Exception:
-            logger.exception("observe(%r, %r) failed", name, value)
-
-    return call
+def _open(path: str | os.PathLike[str], max_batch_tokens: int | None) -> BaseEngine:
+    """Open an artifact with the class that its kind needs."""
+    artifact = open_artifact(path)
+    check_kind(artifact, _KINDS, "AsyncEngine")
+    opener = Reranker if artifact.manifest.kind == RERANKER else Engine
+    return opener(artifact, max_batch_tokens=max_batch_tokens)
 
 
 def _check_positive(**values: Any) -> None:

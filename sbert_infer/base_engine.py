@@ -1,39 +1,37 @@
-"""What is open of an artifact: its tokenizer, its backend, its prompts and limits, and how texts run through them.
-
-`Engine`, `Reranker` and `AsyncEngine` share it.
-"""
+"""What `Engine` and `Reranker` share: opening an artifact, prompts, limits, running texts, closing."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from sbert_infer.artifact.onnx_file import RERANKER, Artifact, Manifest, check_kind, open_artifact
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.manifest import RERANKER, Artifact, Manifest, check_kind
 from sbert_infer.backends.base import Backend
 from sbert_infer.backends.devices import Device
 from sbert_infer.backends.select import BackendOptions, open_backend
-from sbert_infer.encode.multi_vector import check_multi_vector
-from sbert_infer.encode.pipeline import EncodeStats, Pipeline, Window
+from sbert_infer.encode.output import EncodeStats, Output, Window
+from sbert_infer.encode.pipeline import Pipeline, Progress, no_progress
 from sbert_infer.errors import ArtifactError, EngineError, warn
-from sbert_infer.text.inputs import OnTruncate, Text, check_text
+from sbert_infer.text.inputs import check_text
 from sbert_infer.text.pair_tokenizer import PairTokenizer
 from sbert_infer.text.tokenizer import Tokenizer
+from sbert_infer.types import OnTruncate, Text
 
-__all__ = ["EvaluationMetrics", "OpenModel"]
+__all__ = ["BaseEngine", "EvaluationMetrics"]
 
-Self = TypeVar("Self", bound="OpenModel")
+Self = TypeVar("Self", bound="BaseEngine")
 
 
-class OpenModel:
-    """A model that is open. It is closed by `close`, or at the end of a `with`."""
+class BaseEngine:
+    """An open model. It is closed by `close`, or at the end of a `with`."""
 
-    _kinds: tuple[str, ...]  # of artifacts that it opens
-    _name: str  # in messages
+    kinds: tuple[str, ...]  # of artifacts that it opens
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Artifact,
         *,
         device: Device = None,
         strict: bool = False,
@@ -45,7 +43,7 @@ class OpenModel:
         """Open the artifact at `path`.
 
         Args:
-            path: a file written by `sbert-export`.
+            path: a file written by `sbert-export`, or one that is open already.
             device: "cpu", "cuda", "cuda:1", or a list of GPUs. By default a plan runs on the first
                 GPU, or on the CPU with a warning where there is none; an ONNX model runs on the
                 CPU.
@@ -65,61 +63,71 @@ class OpenModel:
         for name, value in (("workers", workers), ("threads", threads), ("max_batch_tokens", max_batch_tokens)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        artifact = open_artifact(path)
-        check_kind(artifact, self._kinds, self._name)
+        artifact = path if isinstance(path, Artifact) else open_artifact(path)
+        check_kind(artifact, self.kinds, type(self).__name__)
         manifest = artifact.manifest
         self.on_truncate: OnTruncate = on_truncate
         self.prompts: dict[str, str] = dict(manifest.prompts)
         self.default_prompt_name = manifest.default_prompt_name
-        self.truncate_dim = manifest.truncate_dim
         self.last_stats = EncodeStats()
         self.model_card_data = EvaluationMetrics()
-        self._similarity_fn_name = manifest.similarity
-        self._artifact: Artifact = artifact
+        self.artifact: Artifact = artifact
         self._options = BackendOptions(device, strict, workers, threads, max_batch_tokens)
         self._pipeline: Pipeline | None = Pipeline(
             _load_tokenizer(artifact, manifest.max_length, manifest.truncation_side),
             open_backend(artifact, self._options),
-            dim=manifest.dim,
             pad_id=manifest.pad_id,
             padding_side=manifest.padding_side,
             pairs=manifest.kind == RERANKER,
         )
+        self._apply(manifest)
+
+    def _apply(self, manifest: Manifest) -> None:
+        """Take the settings of one kind of engine from the manifest."""
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What runs the texts. Raises if the engine is closed."""
+        if self._pipeline is None:
+            raise EngineError(f"this engine is closed: {self.artifact.path}")
+        return self._pipeline
 
     @property
     def max_seq_length(self) -> int:
         """The most tokens of a text that count, special ones included. May be lowered."""
-        return self._open().tokenizer.max_length
+        return self.pipeline.tokenizer.max_length
 
     @max_seq_length.setter
     def max_seq_length(self, value: int) -> None:
-        check_multi_vector(self.manifest, "max_seq_length")
+        self._check_max_seq_length(value)
+        self.pipeline.tokenizer = _load_tokenizer(self.artifact, value, self.manifest.truncation_side)
+
+    def _check_max_seq_length(self, value: int) -> None:
         limit = self.manifest.max_length
         if not 3 <= value <= limit:
             raise ValueError(f"max_seq_length must be between 3 and the model's limit of {limit}, got {value}")
-        self._open().tokenizer = _load_tokenizer(self._artifact, value, self.manifest.truncation_side)
 
     @property
     def tokenizer(self) -> Any:
         """The underlying `tokenizers.Tokenizer`."""
-        return self._open().tokenizer.backend
+        return self.pipeline.tokenizer.backend
 
     @property
     def manifest(self) -> Manifest:
         """What the artifact says of itself: model, pooling, prompts, parity certificate, versions."""
-        return self._artifact.manifest
+        return self.artifact.manifest
 
     @property
     def device(self) -> str:
         """Where the model runs: "cpu", "cuda:0" or "cuda:0,cuda:1"."""
-        return self._open().backend.device
+        return self.pipeline.backend.device
 
     @property
     def info(self) -> dict[str, Any]:
         """What runs: file, model, precision, backend, limits."""
-        backend = self._open().backend
+        backend = self.pipeline.backend
         return {
-            "path": str(self._artifact.path),
+            "path": str(self.artifact.path),
             "model": self.manifest.name,
             "precision": self.manifest.precision,
             "backend": backend.describe(),
@@ -141,8 +149,8 @@ class OpenModel:
 
         For a backend that hangs or is broken: calls that are inside it stay there.
         """
-        pipeline = self._open()
-        artifact = open_artifact(self._artifact.path)
+        pipeline = self.pipeline
+        artifact = open_artifact(self.artifact.path)
         if artifact.manifest != self.manifest:
             raise EngineError(f"{artifact.path} is another model than the one that was opened: open a new Engine")
         before, backend = pipeline.backend, open_backend(artifact, self._options)
@@ -167,48 +175,10 @@ class OpenModel:
 
     def __repr__(self) -> str:
         state = "closed" if self._pipeline is None else self._pipeline.backend.describe()
-        return f"{self._name}({str(self._artifact.path)!r}, {self.manifest.precision}, {state})"
+        return f"{type(self).__name__}({str(self.artifact.path)!r}, {self.manifest.precision}, {state})"
 
-    def _windows(
-        self,
-        texts: Iterable[Text],
-        prompt: str,
-        batch_size: int | None,
-        progress: Callable[[int], object],
-        rows: Callable[[int], Any] | None = None,
-    ) -> Iterator[Window]:
-        """Run `texts`, deal with truncation and keep the statistics."""
-        pipeline = self._open()
-        skip = 0 if self.manifest.include_prompt else pipeline.tokenizer.prompt_length(prompt)
-        stats = EncodeStats()
-        windows = pipeline.run(
-            texts,
-            prompt=prompt,
-            prompt_length=skip,
-            max_batch_texts=batch_size,
-            allow_truncation=self.on_truncate != "error",
-            progress=progress,
-            rows=rows,
-        )
-        for window in windows:
-            stats += window.stats
-            yield window
-        self.last_stats = stats
-        if stats.truncated and self.on_truncate == "warn":
-            cut = f"{stats.truncated} of {stats.texts} {pipeline.noun}s were cut to {self.max_seq_length} tokens"
-            warn(f"{cut}; see {self._name}(on_truncate=...)")
-
-    def _open(self) -> Pipeline:
-        if self._pipeline is None:
-            raise EngineError(f"this engine is closed: {self._artifact.path}")
-        return self._pipeline
-
-    def _tokenizer_of_other_side(self, max_length: int) -> Tokenizer:
-        """One that cuts long texts where the model's own does not. Loading it takes a moment."""
-        other = "left" if self.manifest.truncation_side == "right" else "right"
-        return _load_tokenizer(self._artifact, max_length, other)
-
-    def _resolve_prompt(self, prompt: str | None, prompt_name: str | None) -> str:
+    def resolve_prompt(self, prompt: str | None, prompt_name: str | None) -> str:
+        """Return the prompt itself: the given one, the one of that name, or the default."""
         if prompt is not None:
             check_text(prompt, "prompt")
             return prompt
@@ -219,11 +189,38 @@ class OpenModel:
             raise ValueError(f"prompt_name {name!r} is not among the model's prompts: {sorted(self.prompts)}")
         return self.prompts[name]
 
-    def _resolve_dim(self, truncate_dim: int | None) -> int:
-        wanted = truncate_dim if truncate_dim is not None else self.truncate_dim
-        if wanted is not None and wanted < 1:
-            raise ValueError(f"truncate_dim must be at least 1, got {wanted}")
-        return self.manifest.dim if wanted is None else min(wanted, self.manifest.dim)
+    def tokenizer_of_other_side(self, max_length: int) -> Tokenizer:
+        """Load a tokenizer that cuts long texts at the end where the model's own does not."""
+        other = "left" if self.manifest.truncation_side == "right" else "right"
+        return _load_tokenizer(self.artifact, max_length, other)
+
+    def _run(
+        self,
+        texts: Iterable[Text],
+        output: Output,
+        prompt: str = "",
+        batch_size: int | None = None,
+        progress: Progress = no_progress,
+    ) -> Iterator[Window]:
+        """Run `texts`, keep the statistics, and warn of truncation."""
+        pipeline, stats = self.pipeline, EncodeStats()
+        windows = pipeline.run(
+            texts,
+            output,
+            prompt=prompt,
+            prompt_length=0 if self.manifest.include_prompt else pipeline.tokenizer.prompt_length(prompt),
+            max_batch_texts=batch_size,
+            allow_truncation=self.on_truncate != "error",
+            progress=progress,
+        )
+        for window in windows:
+            stats += window.stats
+            yield window
+        self.last_stats = stats
+        if stats.truncated and self.on_truncate == "warn":
+            limit = output.max_length or self.max_seq_length
+            cut = f"{stats.truncated} of {stats.texts} {pipeline.noun}s were cut to {limit} tokens"
+            warn(f"{cut}; see {type(self).__name__}(on_truncate=...)")
 
 
 class EvaluationMetrics:

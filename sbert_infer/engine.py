@@ -10,38 +10,34 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.artifact.onnx_file import ENCODER, MULTI_VECTOR, SPARSE_ENCODER, TOKENS
-from sbert_infer.base_engine import OpenModel
-from sbert_infer.encode.hybrid import AllVectors, check_has_all, encode_all
+from sbert_infer.artifact.manifest import ENCODER, MULTI_VECTOR, SPARSE_ENCODER, TOKENS, Manifest
+from sbert_infer.base_engine import BaseEngine
+from sbert_infer.encode.dense import DenseOutput
+from sbert_infer.encode.hybrid import AllVectors, HybridOutput
 from sbert_infer.encode.late_chunking import Spans, check_can_pool, encode_spans
-from sbert_infer.encode.multi_vector import check_multi_vector, encode_multi_vector, is_multi_vector
-from sbert_infer.encode.pipeline import Window
-from sbert_infer.encode.precision import reduce_precision
-from sbert_infer.encode.results import (
-    Asked,
-    check_asked,
-    check_filled,
-    check_out,
-    check_running,
-    convert_each,
-    finish,
-    given,
-    place,
-    progress_bar,
-    to_torch,
+from sbert_infer.encode.mteb import encode_task, model_meta
+from sbert_infer.encode.multi_vector import MultiVectorOutput
+from sbert_infer.encode.options import EncodeOptions, check_running, given
+from sbert_infer.encode.output import Output, Window
+from sbert_infer.encode.results import progress_bar
+from sbert_infer.encode.sparse import SparseOutput, decode
+from sbert_infer.encode.tokens import TokensOutput
+from sbert_infer.similarity import (
+    MULTI_SIMILARITIES,
+    SIMILARITIES,
+    as_csr,
+    pairwise_similarity,
+    similarity,
+    sparse_pairwise_similarity,
+    sparse_similarity,
+    unit_rows,
 )
-from sbert_infer.encode.sparse import as_csr, check_sparse, decode, encode_sparse, is_sparse, sparse_windows
-from sbert_infer.encode.tokens import check_has_tokens, token_vectors
-from sbert_infer.errors import warn
-from sbert_infer.integrations.mteb import encode_task, model_meta
-from sbert_infer.similarity import MULTI_SIMILARITIES, SIMILARITIES, pairwise_similarity, similarity
-from sbert_infer.sparse_similarity import sparse_pairwise_similarity, sparse_similarity
 from sbert_infer.text.inputs import as_list, as_texts, check_texts
 
 __all__ = ["Engine"]
 
 
-class Engine(OpenModel):
+class Engine(BaseEngine):
     """Encodes texts with an exported model.
 
     >>> engine = Engine("model.onnx")                                  # doctest: +SKIP
@@ -52,8 +48,13 @@ class Engine(OpenModel):
     many threads.
     """
 
-    _kinds: tuple[str, ...] = (ENCODER, SPARSE_ENCODER, MULTI_VECTOR)
-    _name = "Engine"
+    kinds = (ENCODER, SPARSE_ENCODER, MULTI_VECTOR)
+
+    truncate_dim: int | None  # dimensions that `encode` keeps by default; None for all
+
+    def _apply(self, manifest: Manifest) -> None:
+        self.truncate_dim = manifest.truncate_dim
+        self._similarity_fn_name = manifest.similarity
 
     def encode(
         self,
@@ -125,10 +126,10 @@ class Engine(OpenModel):
             mine = {"batch_size": batch_size, "show_progress_bar": show_progress_bar, "precision": precision}
             more = {"convert_to_tensor": convert_to_tensor, "normalize_embeddings": normalize_embeddings}
             return encode_task(self, inputs, task_metadata, prompt_type, **mine, **more, truncate_dim=truncate_dim)
-        texts, single = as_texts(given(inputs, sentences))
-        check_running(batch_size, device, self.device, pool, chunk_size)
-        asked = Asked(
-            prompt=self._resolve_prompt(prompt, prompt_name),
+        texts, single = as_texts(given(inputs, sentences, "encode needs texts: a str or an iterable of str"))
+        check_running(device, self.device, pool, chunk_size)
+        options = EncodeOptions(
+            prompt=self.resolve_prompt(prompt, prompt_name),
             batch_size=batch_size,
             show_progress_bar=show_progress_bar,
             output_value=output_value,
@@ -141,58 +142,28 @@ class Engine(OpenModel):
             max_active_dims=max_active_dims,
             task=task,
         )
-        check_asked(asked)
-        if is_sparse(self.manifest):
-            check_sparse(self, asked)
-            return encode_sparse(self, texts, asked).convert(single, asked)
-        asked.refuse("max_active_dims", f"not for {self.manifest.name}, whose vectors are dense")
-        if is_multi_vector(self.manifest):
-            return convert_each(encode_multi_vector(self, texts, asked), single, asked)
-        if output_value == TOKENS:
-            asked.refuse("precision normalize_embeddings truncate_dim out", f"not with output_value={TOKENS!r}")
-            return convert_each(self.token_vectors(texts, asked.prompt), single, asked)
-        return self._encode_dense(texts, single, asked)
-
-    def _encode_dense(self, texts: Iterable[str], single: bool, asked: Asked) -> Any:
-        """The one path: windows of texts, their rows at their place, precision, array."""
-        dim = self._resolve_dim(asked.truncate_dim)
-        if asked.out is None:
+        output = self._output(options)
+        if out is None:
             texts = known = list(texts)
-            vectors = np.empty((len(known), dim), np.float32)
-        else:
-            vectors = check_out(asked.out, dim, asked)
-        with progress_bar(len(vectors), asked.show_progress_bar) as progress:
-            for window in self._windows(texts, asked.prompt, asked.batch_size, progress):
-                place(vectors, window.start, finish(window.vectors, dim, asked.normalize_embeddings))
-        if asked.out is not None:
-            return check_filled(asked.out, self.last_stats.texts)
-        result = reduce_precision(vectors, asked.precision) if len(vectors) else np.empty(0, np.float32)
-        if not asked.as_arrays:
-            result = to_torch(result, as_list=not asked.convert_to_tensor)
-        return result[0] if single else result
+        count = len(known) if out is None else len(out)
+        with progress_bar(count, show_progress_bar) as progress:
+            windows = self._run(texts, output, options.prompt, batch_size, progress)
+            return output.gather(windows, count, single, options)
 
     def token_vectors(self, texts: Iterable[str], prompt: str = "") -> list[npt.NDArray[np.float32]]:
-        """What `encode(..., output_value="token_embeddings")` gives, with this very prompt."""
-        check_has_tokens(self.manifest)
-        known = as_list(texts, "token_vectors")
-        found = token_vectors(self._open(), known, prompt, allow_truncation=self.on_truncate != "error")
-        if found.truncated and self.on_truncate == "warn":
-            warn(f"{found.truncated} of {len(known)} texts were cut to {self.max_seq_length} tokens")
-        return found.vectors
+        """Return what `encode(..., output_value="token_embeddings")` does, with this very prompt."""
+        output, known = TokensOutput(self.manifest), as_list(texts, "token_vectors")
+        return [vectors for window in self._run(known, output, prompt) for vectors in window.vectors]
 
     def encode_all(self, texts: Iterable[str], prompt_name: str | None = None, prompt: str | None = None) -> AllVectors:
-        """Dense, sparse and multi-vector output of one pass, if the artifact has them (bge-m3).
+        """Return dense, sparse and multi-vector output of one pass, if the artifact has them (bge-m3).
 
         Needs an artifact that was made with `sbert-export --outputs sentence,sparse,multi`.
         """
-        check_has_all(self.manifest)
+        output = HybridOutput(self.manifest, self.resolve_dim(None), self.pipeline.tokenizer.vocabulary)
         known = as_list(texts, "encode_all")
-        prompt, allow = self._resolve_prompt(prompt, prompt_name), self.on_truncate != "error"
-        dim = self._resolve_dim(None)
-        found, truncated = encode_all(self._open(), self.manifest, known, prompt, dim, allow_truncation=allow)
-        if truncated and self.on_truncate == "warn":
-            warn(f"{truncated} of {len(known)} texts were cut to {self.max_seq_length} tokens")
-        return found
+        windows = self._run(known, output, self.resolve_prompt(prompt, prompt_name))
+        return output.gather(windows, len(known), single=False, options=EncodeOptions())
 
     def encode_spans(
         self,
@@ -211,7 +182,8 @@ class Engine(OpenModel):
 
         Args:
             documents: a text, or a list of texts.
-            spans: of each document, the first character of each span and the one behind its last.
+            spans: for each document, the first character of each span and its end offset
+                (exclusive).
             prompt_name: as for `encode`.
             prompt: as for `encode`.
             normalize_embeddings: as for `encode`.
@@ -230,9 +202,9 @@ class Engine(OpenModel):
         check_texts(known)
         if len(known) != len(each):
             raise ValueError(f"{len(known)} documents, but spans of {len(each)}")
-        prompt, dim = self._resolve_prompt(prompt, prompt_name), self._resolve_dim(truncate_dim)
-        found = encode_spans(self._open(), self.manifest, known, each, prompt)
-        found = [finish(vectors, dim, normalize_embeddings) for vectors in found]
+        prompt, dim = self.resolve_prompt(prompt, prompt_name), self.resolve_dim(truncate_dim)
+        found, self.last_stats = encode_spans(self.pipeline, self.manifest, known, each, prompt)
+        found = [unit_rows(each[:, :dim]) if normalize_embeddings else each[:, :dim] for each in found]
         return found[0] if single else found
 
     def encode_iter(
@@ -278,17 +250,17 @@ class Engine(OpenModel):
         source, single = as_texts(texts)
         if single:
             raise TypeError("encode_iter needs an iterable of texts, got one str: use encode")
-        prompt = self._resolve_prompt(prompt, prompt_name)
-        if is_sparse(self.manifest):
-            asked = Asked(prompt, batch_size, normalize_embeddings=normalize_embeddings, truncate_dim=truncate_dim)
-            check_sparse(self, asked)
-            for window in sparse_windows(self, source, asked, progress):
-                yield replace(window, vectors=window.vectors.to_csr())
-            return
-        check_multi_vector(self.manifest, "encode_windows")
-        dim = self._resolve_dim(truncate_dim)
-        for window in self._windows(source, prompt, batch_size, progress):
-            yield replace(window, vectors=finish(window.vectors, dim, normalize_embeddings))
+        if self.manifest.kind == MULTI_VECTOR:
+            raise ValueError(f"encode_windows: not for {self.manifest.name}, which gives a vector for each token")
+        options = EncodeOptions(
+            self.resolve_prompt(prompt, prompt_name),
+            batch_size,
+            normalize_embeddings=normalize_embeddings,
+            truncate_dim=truncate_dim,
+        )
+        for window in self._run(source, self._output(options), options.prompt, batch_size, progress):
+            sparse = self.manifest.kind == SPARSE_ENCODER
+            yield replace(window, vectors=window.vectors.to_csr()) if sparse else window
 
     def encode_query(
         self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, **options: Any
@@ -305,19 +277,19 @@ class Engine(OpenModel):
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """All pairs' similarity, [n, m], by the model's own function: of dense tensors a tensor, else an array."""
-        if is_sparse(self.manifest):
+        if self.manifest.kind == SPARSE_ENCODER:
             return sparse_similarity(self.similarity_fn_name, as_csr(embeddings1), as_csr(embeddings2))
         return similarity(self.similarity_fn_name, embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
         """The similarity of each row of one to the same row of the other, [n]."""
-        if is_sparse(self.manifest):
+        if self.manifest.kind == SPARSE_ENCODER:
             return sparse_pairwise_similarity(self.similarity_fn_name, as_csr(embeddings1), as_csr(embeddings2))
         return pairwise_similarity(self.similarity_fn_name, embeddings1, embeddings2)
 
     def decode(self, embeddings: Any, top_k: int | None = None) -> list[list[tuple[str, float]]]:
         """The words that each sparse vector stands for, with their weights, the heaviest first, as `SparseEncoder`."""
-        words = is_sparse(self.manifest) and self.manifest.pooling[0].startswith(("splade", "presence"))
+        words = self.manifest.kind == SPARSE_ENCODER and self.manifest.pooling[0].startswith(("splade", "presence"))
         if not words:
             raise ValueError(f"the dimensions of {self.manifest.name} are no words of its vocabulary")
         return decode(as_csr(embeddings), self.tokenizer.id_to_token, top_k)
@@ -330,7 +302,7 @@ class Engine(OpenModel):
     @similarity_fn_name.setter
     def similarity_fn_name(self, name: Any) -> None:
         name = getattr(name, "value", name)  # sentence-transformers' enumeration
-        known = MULTI_SIMILARITIES if is_multi_vector(self.manifest) else SIMILARITIES
+        known = MULTI_SIMILARITIES if self.manifest.kind == MULTI_VECTOR else SIMILARITIES
         if name not in known:
             raise ValueError(f"similarity_fn_name must be one of {', '.join(known)}, got {name!r}")
         self._similarity_fn_name = name
@@ -342,7 +314,7 @@ class Engine(OpenModel):
 
     def get_embedding_dimension(self) -> int:
         """The length of the vectors that `encode` returns."""
-        return self._resolve_dim(None)
+        return self.resolve_dim(None)
 
     def get_sentence_embedding_dimension(self) -> int:
         """The old name of `get_embedding_dimension`."""
@@ -361,3 +333,28 @@ class Engine(OpenModel):
 
     def _first_prompt(self, *names: str) -> str | None:
         return next((name for name in names if name in self.prompts), None)
+
+    def _output(self, options: EncodeOptions) -> Output:
+        """Return the kind of output that `options` ask for; refuse what it can't do."""
+        manifest = self.manifest
+        if manifest.kind == SPARSE_ENCODER:
+            return SparseOutput.of(manifest, options, self.truncate_dim)
+        options.refuse("max_active_dims", f"not for {manifest.name}, whose vectors are dense")
+        if manifest.kind == MULTI_VECTOR:
+            return MultiVectorOutput(manifest, options, self.truncate_dim, self.pipeline.tokenizer)
+        if options.output_value == TOKENS:
+            options.refuse("precision normalize_embeddings truncate_dim out", f"not with output_value={TOKENS!r}")
+            return TokensOutput(manifest)
+        return DenseOutput(manifest, self.resolve_dim(options.truncate_dim), normalize=options.normalize_embeddings)
+
+    def resolve_dim(self, truncate_dim: int | None) -> int:
+        """Return how many dimensions are kept."""
+        wanted = truncate_dim if truncate_dim is not None else self.truncate_dim
+        if wanted is not None and wanted < 1:
+            raise ValueError(f"truncate_dim must be at least 1, got {wanted}")
+        return self.manifest.dim if wanted is None else min(wanted, self.manifest.dim)
+
+    def _check_max_seq_length(self, value: int) -> None:
+        if self.manifest.kind == MULTI_VECTOR:
+            raise ValueError(f"max_seq_length: not for {self.manifest.name}, which gives a vector for each token")
+        super()._check_max_seq_length(value)

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.artifact.onnx_file import RERANKER, Manifest
-from sbert_infer.backends.devices import Device
-from sbert_infer.encode.pipeline import EncodeStats
-from sbert_infer.encode.results import check_running, progress_bar, to_torch
-from sbert_infer.engine import Engine
-from sbert_infer.text.inputs import OnTruncate, Pair, as_pairs, check_pairs, check_text
+from sbert_infer.artifact.manifest import RERANKER, Manifest
+from sbert_infer.base_engine import BaseEngine
+from sbert_infer.encode.dense import DenseOutput
+from sbert_infer.encode.options import EncodeOptions, check_running, given
+from sbert_infer.encode.results import progress_bar, to_torch
+from sbert_infer.text.inputs import as_pairs, check_pairs, check_text
+from sbert_infer.types import Pair
 
-__all__ = ["PairEngine", "Reranker", "activate", "softmax"]
+__all__ = ["Reranker", "activate", "softmax"]
 
 Scores = npt.NDArray[np.float32]
 Activation = str | Callable[[Any], Any]
 
 
-class PairEngine(Engine):
-    """An engine whose texts are pairs, and whose vectors are their scores as the model gives them, [pairs, labels]."""
-
-    _kinds, _name = (RERANKER,), "Reranker"
-
-
-class Reranker:
+class Reranker(BaseEngine):
     """Scores pairs of texts with an exported cross-encoder.
 
     >>> reranker = Reranker("reranker.onnx")                                              # doctest: +SKIP
@@ -39,31 +33,12 @@ class Reranker:
     many threads.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        device: Device = None,
-        on_truncate: OnTruncate = "warn",
-        workers: int | None = None,
-        threads: int | None = None,
-        max_batch_tokens: int | None = None,
-    ) -> None:
-        """Open the artifact at `path`, which `sbert-export` made of a cross-encoder.
+    kinds = (RERANKER,)
+    activation_fn: Activation  # what scores go through, unless `predict` is told otherwise
 
-        The arguments are those of `Engine`. Where a pair is too long, tokens of its longer text are
-        left out.
-        """
-        self._engine = PairEngine(
-            path,
-            device=device,
-            on_truncate=on_truncate,
-            workers=workers,
-            threads=threads,
-            max_batch_tokens=max_batch_tokens,
-        )
-        self.activation_fn: Activation = self.manifest.activation
-        self.model_card_data = self._engine.model_card_data
+    def _apply(self, manifest: Manifest) -> None:
+        self.activation_fn = manifest.activation
+        self._output = DenseOutput(manifest)
 
     def predict(
         self,
@@ -107,11 +82,13 @@ class Reranker:
                 has for it.
 
         """
-        if (inputs is None) == (sentences is None):
-            raise TypeError("inputs given twice" if inputs is not None else "predict needs pairs of texts")
-        pairs, single = as_pairs(inputs if inputs is not None else sentences)
-        check_running(batch_size, device, self.device, pool, chunk_size)
-        scores = self._scores(pairs, prompt_name, prompt, batch_size, show_progress_bar)
+        pairs, single = as_pairs(given(inputs, sentences, "predict needs pairs of texts"))
+        check_running(device, self.device, pool, chunk_size)
+        options = EncodeOptions(self.resolve_prompt(prompt, prompt_name), batch_size)
+        check_pairs(pairs)  # before any of them runs
+        with progress_bar(len(pairs), show_progress_bar) as progress:
+            windows = self._run(map(tuple, pairs), self._output, options.prompt, batch_size, progress)
+            scores = self._output.gather(windows, len(pairs), single=False, options=options)
         result = _finish(scores, self.activation_fn if activation_fn is None else activation_fn, apply_softmax)
         result = result if pairs else np.empty(0, np.float32)
         if convert_to_tensor or not convert_to_numpy:
@@ -171,83 +148,11 @@ class Reranker:
         """What the scores of a pair are for."""
         return self.manifest.labels
 
-    @property
-    def max_seq_length(self) -> int:
-        """The most tokens of a pair that count, special ones included. May be lowered."""
-        return self._engine.max_seq_length
-
-    @max_seq_length.setter
-    def max_seq_length(self, value: int) -> None:
+    def _check_max_seq_length(self, value: int) -> None:
         least = self.tokenizer.num_special_tokens_to_add(True) + 2
         if value < least:
             raise ValueError(f"max_seq_length must be at least {least} for a pair of texts, got {value}")
-        self._engine.max_seq_length = value
-
-    @property
-    def prompts(self) -> dict[str, str]:
-        """The model's prompts, by name."""
-        return self._engine.prompts
-
-    @property
-    def default_prompt_name(self) -> str | None:
-        """Which of them goes before the first text of each pair if none is asked for."""
-        return self._engine.default_prompt_name
-
-    @property
-    def tokenizer(self) -> Any:
-        """The underlying `tokenizers.Tokenizer`."""
-        return self._engine.tokenizer
-
-    @property
-    def manifest(self) -> Manifest:
-        """What the artifact says of itself: model, labels, activation, parity certificate, versions."""
-        return self._engine.manifest
-
-    @property
-    def device(self) -> str:
-        """Where the model runs."""
-        return self._engine.device
-
-    @property
-    def info(self) -> dict[str, Any]:
-        """What runs: file, model, precision, backend, limits."""
-        return self._engine.info
-
-    @property
-    def last_stats(self) -> EncodeStats:
-        """What the last call did; its texts are pairs."""
-        return self._engine.last_stats
-
-    def close(self) -> None:
-        """Stop the workers and free the model. A second call does nothing."""
-        self._engine.close()
-
-    def __enter__(self) -> Reranker:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return repr(self._engine)
-
-    def _scores(
-        self,
-        pairs: list[Any],
-        prompt_name: str | None,
-        prompt: str | None,
-        batch_size: int | None,
-        show_progress_bar: bool | None,
-    ) -> Scores:
-        """What the model gives, [pairs, labels]."""
-        engine = self._engine
-        check_pairs(pairs)  # before any of them runs
-        scores = np.empty((len(pairs), self.num_labels), np.float32)
-        prefix = engine._resolve_prompt(prompt, prompt_name)
-        with progress_bar(len(pairs), show_progress_bar) as progress:
-            for window in engine._windows(map(tuple, pairs), prefix, batch_size, progress):
-                scores[window.start : window.start + len(window.vectors)] = window.vectors
-        return scores
+        super()._check_max_seq_length(value)
 
 
 def activate(scores: Scores, activation: Activation) -> Scores:

@@ -5,6 +5,7 @@ Four compare one vector of a text with one of another; MaxSim and its mean compa
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,13 +13,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sbert_infer.errors import EngineError
+
 __all__ = [
     "MULTI_SIMILARITIES",
     "SIMILARITIES",
+    "as_csr",
     "maxsim",
     "maxsim_pairwise",
     "pairwise_similarity",
+    "scipy_sparse",
     "similarity",
+    "sparse_pairwise_similarity",
+    "sparse_similarity",
     "unit_rows",
 ]
 
@@ -171,3 +178,65 @@ _ROWS: dict[str, Callable[[Array, Array], Array]] = {
     "euclidean": lambda a, b: -np.linalg.norm(a - b, axis=1),
     "manhattan": lambda a, b: -np.abs(a - b).sum(1),
 }
+
+
+# Sparse vectors: CSR matrices of scipy ---------------------------------------------------------------
+
+
+def sparse_similarity(name: str, a: Any, b: Any) -> Array:
+    """All pairs: CSR [n, dim], CSR [m, dim] -> [n, m]."""
+    if name == "manhattan":  # row by row, as there is no product for it
+        return np.stack([_sparse_distances(name, a[[row] * b.shape[0]] - b) for row in range(a.shape[0])])
+    if name == "cosine":
+        a, b = _sparse_unit_rows(a), _sparse_unit_rows(b)
+    if name != "euclidean":
+        products: Array = (a @ b.T).toarray()
+        return products
+    a, b = a.astype(np.float64), b.astype(np.float64)  # small distances are differences of large squares
+    squares = _squares(a)[:, None] + _squares(b)[None, :] - 2 * (a @ b.T).toarray()
+    distances: Array = -np.sqrt(np.maximum(squares, 0)).astype(np.float32)
+    return distances
+
+
+def sparse_pairwise_similarity(name: str, a: Any, b: Any) -> Array:
+    """Row by row: CSR [n, dim] twice -> [n]."""
+    if name in ("manhattan", "euclidean"):
+        return _sparse_distances(name, a - b)
+    if name == "cosine":
+        a, b = _sparse_unit_rows(a), _sparse_unit_rows(b)
+    return np.asarray(a.multiply(b).sum(axis=1)).ravel()
+
+
+def _sparse_distances(name: str, difference: Any) -> Array:
+    if name == "euclidean":
+        return -np.sqrt(_squares(difference))
+    return -np.asarray(abs(difference).sum(axis=1)).ravel()
+
+
+def _squares(rows: Any) -> Array:
+    return np.asarray(rows.multiply(rows).sum(axis=1)).ravel()
+
+
+def _sparse_unit_rows(rows: Any) -> Any:
+    return scipy_sparse().diags(1 / np.maximum(np.sqrt(_squares(rows)), np.float32(1e-12))) @ rows
+
+
+def as_csr(vectors: Any) -> Any:
+    """What `Engine.encode` gives, in any of its forms, as a CSR matrix."""
+    if hasattr(vectors, "tocsr"):
+        return vectors.tocsr()
+    if isinstance(vectors, (list, tuple)) and vectors:
+        return scipy_sparse().vstack([as_csr(vector) for vector in vectors]).tocsr()
+    if getattr(vectors, "is_sparse", False) is not True:
+        raise ValueError(f"embeddings of a sparse encoder are needed, got {type(vectors).__name__}")
+    tensor = (vectors if vectors.ndim > 1 else vectors.unsqueeze(0)).detach().cpu().coalesce()
+    where, values = tensor.indices().numpy(), tensor.values().numpy()
+    return scipy_sparse().csr_matrix((values, (where[0], where[1])), shape=tuple(tensor.shape))
+
+
+def scipy_sparse() -> Any:
+    """The module, or how to install it."""
+    try:
+        return importlib.import_module("scipy.sparse")
+    except ImportError as error:
+        raise EngineError("sparse vectors need scipy: pip install 'sbert-infer[sparse]'") from error

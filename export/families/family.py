@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import sbert_infer
-from sbert_infer.artifact.onnx_file import Manifest
+from sbert_infer.artifact.manifest import Manifest
 from sbert_infer.errors import ExportError
 from sbert_infer.export.checkpoint.checkpoint import Checkpoint, weights_sha256
 from sbert_infer.export.checkpoint.transformer import TokenCounter, plain_tokenizer_json, token_counter
@@ -101,7 +101,7 @@ class Family(ABC):
     def _draft_manifest(self) -> Manifest:
         """The manifest, without precision, fusion and parity."""
 
-    def _common_manifest(self, **own: Any) -> Manifest:
+    def common_manifest(self, **own: Any) -> Manifest:
         """A manifest with what all kinds of model have, and with the `own` values of this one."""
         checkpoint, tokenizer = self.checkpoint, self.reference.tokenizer
         return Manifest(

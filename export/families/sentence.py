@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from sbert_infer.artifact.onnx_file import ENCODER, SENTENCE, TOKENS, Manifest
+from sbert_infer.artifact.manifest import ENCODER, SENTENCE, TOKENS, Manifest
 from sbert_infer.errors import ExportError
 from sbert_infer.export.checkpoint.modules import NormalizeSpec
 from sbert_infer.export.checkpoint.reader import read_checkpoint
@@ -101,7 +101,7 @@ class SentenceEncoder(Family):
 
     def _draft_manifest(self) -> Manifest:
         checkpoint, options = self.checkpoint, self.options
-        return self._common_manifest(
+        return self.common_manifest(
             kind=ENCODER,
             dim=checkpoint.dim,
             pooling=checkpoint.pooling.modes,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from sbert_infer.artifact.onnx_file import SPARSE, SPARSE_ENCODER, Manifest
+from sbert_infer.artifact.manifest import SPARSE, SPARSE_ENCODER, Manifest
 from sbert_infer.errors import ExportError
 from sbert_infer.export.checkpoint.modules_json import has_sparse_module, read_entries
 from sbert_infer.export.checkpoint.transformer import TokenCounter

@@ -14,7 +14,8 @@ from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from torch import Tensor, nn
 
 import sbert_infer
-from sbert_infer.artifact.onnx_file import PRODUCER, SENTENCE, SPARSE, TOKENS
+from sbert_infer.artifact.manifest import SENTENCE, SPARSE, TOKENS
+from sbert_infer.artifact.onnx_file import PRODUCER
 from sbert_infer.errors import ExportError
 from sbert_infer.export.checkpoint.checkpoint import Checkpoint
 from sbert_infer.export.graph.constants import share_equal_constants

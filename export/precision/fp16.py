@@ -20,7 +20,7 @@ import onnx_ir as ir
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sbert_infer.artifact.onnx_file import TOKENS
+from sbert_infer.artifact.manifest import TOKENS
 from sbert_infer.export.graph.operators import plain_operators
 from sbert_infer.export.graph.trace import quiet_tracer, tidy, trace
 from sbert_infer.export.reference.encoder import Reference

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sbert_infer.artifact.onnx_file import MULTI, WEIGHTS
+from sbert_infer.artifact.manifest import MULTI, WEIGHTS
 from sbert_infer.errors import CheckpointError, ExportError
 from sbert_infer.export.checkpoint.hub import first_line
 from sbert_infer.export.checkpoint.modules import Problems

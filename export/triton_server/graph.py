@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from sbert_infer.artifact.onnx_file import SENTENCE, Manifest
+from sbert_infer.artifact.manifest import SENTENCE, Manifest
 
 __all__ = ["served_dim", "serving_graph"]
 

@@ -22,9 +22,10 @@ from pathlib import Path
 import onnx
 
 from sbert_infer._util.cores import usable_cores
-from sbert_infer.artifact.onnx_file import ENCODER, Artifact, open_artifact
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.manifest import ENCODER, Artifact
 from sbert_infer.artifact.plan_file import MODEL, EngineFile, Plan
-from sbert_infer.backends.tensorrt.profiles import make_profiles, most_tokens
+from sbert_infer.artifact.profiles import make_profiles, most_tokens
 from sbert_infer.errors import ExportError
 from sbert_infer.export.triton_server import config as triton_config
 from sbert_infer.export.triton_server.config import Served

@@ -18,14 +18,14 @@ import onnxruntime
 import torch
 
 from sbert_infer.backends.onnxruntime_session import FileModel, open_session
-from sbert_infer.encode.results import Asked
-from sbert_infer.encode.sparse import encode_sparse
+from sbert_infer.base_engine import BaseEngine
+from sbert_infer.encode.sparse import SparseOutput, SparseRows
 from sbert_infer.engine import Engine
 from sbert_infer.errors import EngineError
 from sbert_infer.export.reference.encoder import Reference
 from sbert_infer.export.verify.fp16_emulation import emulate_half
-from sbert_infer.reranker import PairEngine
-from sbert_infer.text.inputs import Pair
+from sbert_infer.reranker import Reranker
+from sbert_infer.types import Pair
 
 __all__ = [
     "Candidate",
@@ -56,7 +56,7 @@ class Candidate(Protocol):
 class _Opened:
     """An artifact in an engine."""
 
-    _engine: Engine
+    _engine: BaseEngine
 
     def close(self) -> None:
         """Close the engine."""
@@ -65,6 +65,8 @@ class _Opened:
 
 class EngineCandidate(_Opened):
     """The artifact of a sentence encoder."""
+
+    _engine: Engine
 
     def __init__(self, path: Path, **options: Any) -> None:
         """Open it with these options of `Engine`."""
@@ -78,7 +80,7 @@ class EngineCandidate(_Opened):
 
     def run_together(self, texts: Sequence[str]) -> Vectors:
         """Encode `texts` in one batch, whatever their lengths; the engine would sort them."""
-        return self._engine._open().run_together(texts)
+        return self._engine.pipeline.run_together(texts)
 
 
 class SparseCandidate(EngineCandidate):
@@ -86,23 +88,27 @@ class SparseCandidate(EngineCandidate):
 
     def encode(self, texts: Sequence[str], prompt: str = "") -> Vectors:
         """Encode `texts` as a user would."""
-        asked = Asked(prompt, show_progress_bar=False, max_active_dims=self._engine.manifest.dim)
-        return encode_sparse(self._engine, texts, asked).to_dense()
+        manifest, pipeline = self._engine.manifest, self._engine.pipeline
+        skip = 0 if manifest.include_prompt else pipeline.tokenizer.prompt_length(prompt)
+        windows = pipeline.run(texts, SparseOutput(manifest, manifest.dim), prompt=prompt, prompt_length=skip)
+        return SparseRows.of([row for window in windows for row in window.vectors], manifest.dim).to_dense()
 
 
 class PairCandidate(_Opened):
     """The artifact of a cross-encoder."""
 
     def __init__(self, path: Path) -> None:
-        self._engine = PairEngine(path, on_truncate="ignore", workers=1)
+        self._engine = Reranker(path, on_truncate="ignore", workers=1)
 
     def run_together(self, pairs: Sequence[Pair]) -> Vectors:
         """Score `pairs` in one batch, [pairs, labels]."""
-        return self._engine._open().run_together(pairs)
+        return self._engine.pipeline.run_together(pairs)
 
 
 class MultiVectorCandidate(_Opened):
     """The artifact of a multi-vector encoder."""
+
+    _engine: Engine
 
     def __init__(self, path: Path) -> None:
         self._engine = Engine(path, on_truncate="ignore", threads=1)

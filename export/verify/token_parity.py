@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sbert_infer.artifact.onnx_file import MULTI, TOKENS, WEIGHTS
+from sbert_infer.artifact.manifest import MULTI, TOKENS, WEIGHTS
 from sbert_infer.errors import ParityError
 from sbert_infer.export.reference.bge_m3 import TokenHeads
 from sbert_infer.export.reference.encoder import Reference

@@ -1,4 +1,4 @@
-"""How many cores this process may really use."""
+"""How many cores this process may actually use."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cores(cgroup: Path = _CGROUP) -> int:
-    """The cores this process may run on: its CPU affinity, capped by the container's quota, rounded up."""
+    """The CPU affinity of this process, capped by the container's quota, rounded up."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _quota(cgroup)
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
 
 
 def _quota(cgroup: Path) -> float | None:
-    """CPU time per wall time that the cgroup grants; None where there is no limit. Reads versions 2 and 1."""
+    """CPU time per wall time that the cgroup (version 2 or 1) grants; None without a limit."""
     try:
         if (v2 := cgroup / "cpu.max").exists():
             quota, period = v2.read_text().split()

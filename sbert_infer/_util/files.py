@@ -1,8 +1,12 @@
-"""Writing files so that a crash, a full disk or `kill -9` leaves either the old file or the new one."""
+"""Files that appear whole or not at all, and locks that end with their process.
+
+A crash, a full disk or `kill -9` during a write leaves either the old file or the new one.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -10,12 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["StagedFile", "staged"]
+from filelock import FileLock, Timeout
+
+__all__ = ["StagedFile", "locked", "staged"]
 
 
 @dataclass
 class StagedFile:
-    """A file being written beside `target`. `path` opens it for writing and reading until `commit` puts it in place."""
+    """A file being written beside `target`; `path` opens it until `commit` puts it in place."""
 
     target: Path
     path: Path
@@ -28,6 +34,24 @@ class StagedFile:
             self.path = _link(self._fd, self.target)
         self.path.replace(self.target)
         _sync_folder(self.target.parent)
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock file `path`. If another holder has it, wait, or raise `BlockingIOError`.
+
+    The file is created if need be, and never removed. The system releases the lock when the process
+    ends, however it ends, so a file left behind locks nothing.
+    """
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=wait)
+    except Timeout as error:
+        raise BlockingIOError(errno.EWOULDBLOCK, "held by another process", str(path)) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager
@@ -58,7 +82,7 @@ def _create(target: Path) -> tuple[int, Path]:
 
 
 def _link(fd: int, target: Path) -> Path:
-    """Give an unnamed file a temporary name, since a link can't take an existing name but a rename can."""
+    """Give an unnamed file a temporary name: a link can't replace a file, a rename can."""
     name = _temporary_name(target)
     folder = os.open(target.parent, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""Work in a thread that nobody waits for at the end, as the threads of an executor would be waited for."""
+"""Work in a daemon thread: unlike an executor's threads, it is not waited for at exit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Result = TypeVar("Result")
 
 
 def in_daemon_thread(name: str, function: Callable[[], Result]) -> Future[Result]:
-    """Call `function` in a thread called `name`. It may take for ever: it does not keep the process alive."""
+    """Call `function` in a thread called `name`, which does not keep the process alive."""
     future: Future[Result] = Future()
-    future.set_running_or_notify_cancel()  # it can't be cancelled, only left alone
+    future.set_running_or_notify_cancel()  # it can't be cancelled
 
     def run() -> None:
         try:

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sbert_infer.artifact.onnx_file import Artifact, Manifest
-from sbert_infer.backends.tensorrt.profiles import Profile
+from sbert_infer.artifact.manifest import Artifact, Manifest
+from sbert_infer.artifact.profiles import Profile
 from sbert_infer.errors import ArtifactError, CorruptError, VersionError
 
 __all__ = ["CPU_GRAPH", "MODEL", "PLAN_VERSION", "EngineFile", "Plan", "is_plan", "open_plan", "write_plan"]

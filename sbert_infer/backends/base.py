@@ -1,36 +1,51 @@
-"""What a backend is: something that turns padded token ids into vectors."""
+"""The contract between runtime and backends: a batch goes in, named outputs of the model come out."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Backend"]
+__all__ = ["Array", "Backend", "Batch"]
+
+Array = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts that run together, padded to one length."""
+
+    ids: Ids  # [rows, length]
+    mask: Ids  # [rows, length]: 1 for tokens that are attended to
+    token_types: Ids | None = None  # [rows, length]: 1 for the second text of a pair; None for all 0
+    prompt_length: int = 0  # leading tokens of every row that pooling leaves out
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and length."""
+        rows, length = self.ids.shape
+        return rows, length
 
 
 class Backend(Protocol):
-    """Runs one padded batch. `run` may be called by `workers` threads at once; each call uses `threads` cores."""
+    """Runs one batch at a time for each of `workers` threads; each run uses `threads` cores."""
 
     device: str  # cpu, cuda:0 or cuda:0,cuda:1
     workers: int
     threads: int
     max_batch_tokens: int
-    min_batch_tokens: int  # a call with few texts is shared among the workers in batches no smaller than this
+    min_batch_tokens: int  # a small call is shared among the workers in batches no smaller than this
     edges: tuple[int, ...] | None  # the only lengths that it runs, or None for any
+    outputs: tuple[str, ...]  # that it can give, by their names in the graph
 
-    def run(
-        self,
-        input_ids: npt.NDArray[np.int64],
-        attention_mask: npt.NDArray[np.int64],
-        prompt_length: int = 0,
-        *,
-        alone: bool = False,
-    ) -> npt.NDArray[np.float32]:
-        """[batch, length] ids and mask -> [batch, dim] vectors. `alone`: no other batch of this call runs meanwhile.
+    def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> list[Array]:
+        """Run a batch and return `outputs`, each [rows, ...], in their order.
 
-        The vectors may be overwritten by the same thread's next run.
+        `alone` says that no other batch of this call runs at the same time.
         """
         ...
 

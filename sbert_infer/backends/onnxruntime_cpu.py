@@ -14,11 +14,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from sbert_infer._util.cores import usable_cores
-from sbert_infer.artifact.onnx_file import TOKENS
+from sbert_infer.backends.base import Array, Batch
 from sbert_infer.backends.onnxruntime_session import Graph, OnnxModel, import_onnxruntime, open_session
 from sbert_infer.errors import EngineError
 
@@ -56,6 +53,7 @@ class OnnxBackend:
         self.max_batch_tokens = max_batch_tokens or _MAX_BATCH_TOKENS
         self._session: Any = open_session(model, self.threads)
         self._graph = Graph.of(self._session)
+        self.outputs = self._graph.outputs
         self._lock = threading.Lock()
         self._running = 0
         self._overlapped = -math.inf  # when a run last began beside another
@@ -66,61 +64,21 @@ class OnnxBackend:
         small = model.size <= _MAX_SECOND_SESSION_BYTES
         self._share_cores = threads is None and workers is None and self.workers > 1 and small
 
-    def run(
-        self,
-        input_ids: npt.NDArray[np.int64],
-        attention_mask: npt.NDArray[np.int64],
-        prompt_length: int = 0,
-        *,
-        alone: bool = False,
-    ) -> npt.NDArray[np.float32]:
-        """[batch, length] ids and mask -> [batch, dim] vectors. `alone`: no other batch of this call runs meanwhile."""
-        return self._run(self._graph.output, self._inputs(input_ids, attention_mask, prompt_length), alone)
-
-    def run_tokens(
-        self, input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64], *, alone: bool = False
-    ) -> npt.NDArray[np.float32]:
-        """[batch, length] ids and mask -> [batch, length, hidden] vectors of tokens, if the graph gives them."""
-        return self._run(TOKENS, self._graph.inputs(input_ids, attention_mask), alone)
-
-    def run_outputs(
-        self,
-        outputs: Sequence[str],
-        input_ids: npt.NDArray[np.int64],
-        attention_mask: npt.NDArray[np.int64],
-        prompt_length: int = 0,
-    ) -> list[npt.NDArray[np.float32]]:
-        """[batch, length] ids and mask -> the graph's `outputs`, from one run."""
-        return self._run_all(outputs, self._inputs(input_ids, attention_mask, prompt_length), alone=False)
-
-    def _inputs(
-        self, input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64], prompt_length: int
-    ) -> dict[str, npt.NDArray[np.int64]]:
-        inputs = self._graph.inputs(input_ids, attention_mask)
-        if prompt_length:
-            inputs["prompt_length"] = np.array(prompt_length)
-        return inputs
-
-    def _run(self, output: str, inputs: dict[str, npt.NDArray[np.int64]], alone: bool) -> npt.NDArray[np.float32]:
-        return self._run_all([output], inputs, alone)[0]
-
-    def _run_all(
-        self, outputs: Sequence[str], inputs: dict[str, npt.NDArray[np.int64]], alone: bool
-    ) -> list[npt.NDArray[np.float32]]:
+    def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> list[Array]:
+        """Run a batch and return `outputs`, each [rows, ...], in their order."""
         try:
             session = self._begin(alone)
             if session is None:
                 raise EngineError("the engine was closed during this call")
-            vectors: list[npt.NDArray[np.float32]] = session.run(list(outputs), inputs)
+            found: list[Array] = session.run(outputs, self._graph.feed(batch))
+            return found
         except EngineError:
             raise
         except Exception as error:  # onnxruntime's own exceptions share no base class
-            shape = inputs["input_ids"].shape
-            raise EngineError(f"onnxruntime failed on a batch of {shape} tokens: {error}") from error
+            raise EngineError(f"onnxruntime failed on a batch of {batch.shape} tokens: {error}") from error
         finally:
             with self._lock:
                 self._running -= 1
-        return vectors
 
     def describe(self) -> str:
         """What runs and where, in a few words."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sbert_infer.backends.base import Array, Batch
 from sbert_infer.backends.onnxruntime_session import Graph, OnnxModel, import_onnxruntime, open_session
 from sbert_infer.errors import EngineError
 
@@ -33,28 +34,22 @@ class OnnxCudaBackend:
         self._closed = False
         sessions = [(gpu, _open(model, gpu)) for gpu in gpus]
         self._graph = Graph.of(sessions[0][1])
+        self.outputs = self._graph.outputs
         for _ in range(_WORKERS_PER_GPU):
             for entry in sessions:
                 self._free.put(entry)
 
-    def run(
-        self,
-        input_ids: npt.NDArray[np.int64],
-        attention_mask: npt.NDArray[np.int64],
-        prompt_length: int = 0,
-        *,
-        alone: bool = False,
-    ) -> npt.NDArray[np.float32]:
-        """[batch, length] ids and mask -> [batch, dim] vectors."""
+    def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> list[Array]:
+        """Run a batch and return `outputs`, each [rows, ...], in their order."""
         gpu, session = self._free.get()
         try:
             if self._closed:
                 raise EngineError("the engine was closed during this call")
-            return _run(session, gpu, self._graph, input_ids, attention_mask, prompt_length)
+            return _run(session, gpu, self._graph.feed(batch), outputs)
         except EngineError:
             raise
         except Exception as error:  # onnxruntime's own exceptions share no base class
-            raise EngineError(f"onnxruntime failed on a batch of {input_ids.shape} tokens: {error}") from error
+            raise EngineError(f"onnxruntime failed on a batch of {batch.shape} tokens: {error}") from error
         finally:
             self._free.put((gpu, session))
 
@@ -87,25 +82,14 @@ def _open(model: OnnxModel, gpu: int) -> Any:
     return session
 
 
-def _run(
-    session: Any,
-    gpu: int,
-    graph: Graph,
-    input_ids: npt.NDArray[np.int64],
-    attention_mask: npt.NDArray[np.int64],
-    prompt_length: int,
-) -> npt.NDArray[np.float32]:
+def _run(session: Any, gpu: int, inputs: Mapping[str, npt.NDArray[np.int64]], outputs: Sequence[str]) -> list[Array]:
     make = import_onnxruntime().OrtValue.ortvalue_from_numpy
     binding = session.io_binding()
-    for name, values in graph.inputs(input_ids, attention_mask).items():
-        binding.bind_ortvalue_input(name, make(np.ascontiguousarray(values), _MEMORY, gpu))
-    if prompt_length or _needs_prompt_length(session):
-        binding.bind_ortvalue_input("prompt_length", make(np.array(prompt_length)))
-    binding.bind_output(graph.output, _MEMORY, gpu)
+    for name, values in inputs.items():
+        where = () if name == "prompt_length" else (_MEMORY, gpu)  # shapes are computed on the host
+        binding.bind_ortvalue_input(name, make(np.ascontiguousarray(values), *where))
+    for name in outputs:
+        binding.bind_output(name, _MEMORY, gpu)
     session.run_with_iobinding(binding)
-    vectors: npt.NDArray[np.float32] = binding.copy_outputs_to_cpu()[0]
-    return vectors
-
-
-def _needs_prompt_length(session: Any) -> bool:
-    return any(value.name == "prompt_length" for value in session.get_inputs())
+    found: list[Array] = binding.copy_outputs_to_cpu()
+    return found

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbert_infer.artifact.plan_file import CPU_GRAPH, MODEL, Plan
+from sbert_infer.backends.base import Batch
 from sbert_infer.errors import EngineError
 
 __all__ = ["FileModel", "Graph", "OnnxModel", "PlanModel", "import_onnxruntime", "open_session"]
@@ -68,26 +69,25 @@ OnnxModel = FileModel | PlanModel
 
 @dataclass(frozen=True)
 class Graph:
-    """What a session is given, and what it gives first: vectors, or a reranker's scores."""
+    """Names of the inputs that a session needs, and of the outputs that it gives."""
 
-    output: str
-    token_types: bool
+    inputs: frozenset[str]
+    outputs: tuple[str, ...]
 
     @classmethod
     def of(cls, session: Any) -> Graph:
-        """The graph that `session` runs."""
-        token_types = any(value.name == "token_type_ids" for value in session.get_inputs())
-        return cls(session.get_outputs()[0].name, token_types)
+        """Read the graph that `session` runs."""
+        needed = frozenset(value.name for value in session.get_inputs())
+        return cls(needed, tuple(value.name for value in session.get_outputs()))
 
-    def inputs(
-        self, input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64]
-    ) -> dict[str, npt.NDArray[np.int64]]:
-        """The inputs by name. Where the graph takes token types, a mask of 2 stands for the second text of a pair."""
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if self.token_types:
-            inputs["attention_mask"] = np.minimum(attention_mask, 1)
-            inputs["token_type_ids"] = attention_mask - inputs["attention_mask"]
-        return inputs
+    def feed(self, batch: Batch) -> dict[str, npt.NDArray[np.int64]]:
+        """Arrays of `batch` by the names of the graph's inputs."""
+        arrays = {"input_ids": batch.ids, "attention_mask": batch.mask}
+        if "token_type_ids" in self.inputs:
+            arrays["token_type_ids"] = np.zeros_like(batch.ids) if batch.token_types is None else batch.token_types
+        if batch.prompt_length or "prompt_length" in self.inputs:  # where it is not needed, its default is 0
+            arrays["prompt_length"] = np.array(batch.prompt_length)
+        return arrays
 
 
 def open_session(model: OnnxModel, threads: int, providers: Sequence[Any] = ("CPUExecutionProvider",)) -> Any:

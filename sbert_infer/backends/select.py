@@ -17,8 +17,9 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from sbert_infer.artifact.onnx_file import Artifact
+from sbert_infer.artifact.manifest import Artifact
 from sbert_infer.artifact.plan_file import CPU_GRAPH, MODEL, EngineFile, Plan
+from sbert_infer.artifact.profiles import most_tokens
 from sbert_infer.backends.base import Backend
 from sbert_infer.backends.devices import Device, gpu_indices
 from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
@@ -30,7 +31,6 @@ from sbert_infer.backends.tensorrt.build import BUILD_VERSION
 from sbert_infer.backends.tensorrt.build_cache import build, cached, engine_key, forget, kept
 from sbert_infer.backends.tensorrt.kernel_pooler import KernelPooler
 from sbert_infer.backends.tensorrt.loaded_engine import LoadError
-from sbert_infer.backends.tensorrt.profiles import most_tokens
 from sbert_infer.backends.tensorrt.versions import TensorRT, installed
 from sbert_infer.errors import EngineError, warn
 

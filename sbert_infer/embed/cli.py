@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from sbert_infer import __version__
+from sbert_infer.embed.embedder import Vectors
 from sbert_infer.encode.precision import PRECISIONS
 from sbert_infer.errors import EmbedError, SbertInferError
 
@@ -76,7 +77,10 @@ _NAMES = click.Choice(["text", "jsonl", "csv", "tsv", "parquet"])
 @click.option("-q", "--quiet", is_flag=True, help="Print errors and warnings only.")
 @click.version_option(__version__)
 def main(inputs: tuple[str, ...], artifact: Path, output: str, **options: Any) -> None:
-    """Embed every text of INPUT... (files, globs, folders, or - for standard input) with ARTIFACT."""
+    """Embed every text of INPUT... with ARTIFACT.
+
+    INPUT is a file, a glob, a folder, or - for standard input.
+    """
     try:
         summary = _embed(inputs, artifact, output, **options)
     except SbertInferError as error:
@@ -125,20 +129,19 @@ def _embed(
         raise EmbedError(f"{', '.join(wrong)} can't be used {'with' if ray else 'without'} --ray")
     if ray is not None and ray not in ("auto", "local") and ":" not in ray:
         raise EmbedError(f"{ray!r} is no address of a Ray cluster: give HOST:PORT, or --ray=auto before other words")
-    command = _import("local")
-    vectors = _import("job").Vectors(precision, normalize, truncate_dim, prompt_name, prompt)
-    job = command.make_job(inputs, artifact, vectors=vectors, **job_options)
+    vectors = Vectors(precision, normalize, truncate_dim, prompt_name, prompt)
+    job = _import("job").make_job(inputs, artifact, vectors=vectors, **job_options)
     if ray is not None:
         on_ray = _import("ray.job")
         options = on_ray.RayOptions(None if ray == "auto" else ray, ray_cpus or 1, ray_gpus or 0, ray_actors)
         return str(on_ray.embed_on_ray(job, output, options, restart=restart, force=force, quiet=quiet))
-    target = command.make_output(Path(output), format, compression)
+    target = _import("write.output").make_output(Path(output), format, compression)
     flags = {"restart": restart, "force": force, "quiet": quiet}
-    return str(command.embed(job, target, workers=workers, stop_at_bad_row=on_error == "fail", **flags))
+    return str(_import("local").embed(job, target, workers=workers, stop_at_bad_row=on_error == "fail", **flags))
 
 
 def _import(module: str) -> Any:
-    """A module of this folder. Late, since pyarrow and ray are needed for nothing else."""
+    """Import a module of this package late, since pyarrow and ray may be missing."""
     try:
         return importlib.import_module(f"sbert_infer.embed.{module}")
     except ImportError as error:

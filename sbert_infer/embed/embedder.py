@@ -1,28 +1,60 @@
-"""`Embedder`: a callable class that adds vectors to batches of rows, for `map_batches` of Ray Data and its like."""
+"""`Embedder`, which adds vectors to batches of rows, and what it shares with `sbert-embed`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.artifact.onnx_file import ENCODER
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.manifest import ENCODER, check_kind
 from sbert_infer.backends.devices import Device
+from sbert_infer.encode.output import Window
 from sbert_infer.encode.precision import reduce_precision
 from sbert_infer.engine import Engine
 
-__all__ = ["DenseEngine", "Embedder"]
+__all__ = ["Embedder", "Vectors", "open_engine"]
 
 Array = npt.NDArray[Any]
 
 
-class DenseEngine(Engine):
-    """For artifacts that give an array of vectors, which is what a column can hold."""
+def open_engine(path: str | os.PathLike[str], *, device: Device = None, workers: int | None = None) -> Engine:
+    """Open an artifact whose vectors are dense, since a column can hold no others."""
+    artifact = open_artifact(path)
+    check_kind(artifact, (ENCODER,), "sbert-embed")
+    return Engine(artifact, device=device, workers=workers, on_truncate="ignore")
 
-    _kinds, _name = (ENCODER,), "sbert-embed"
+
+@dataclass(frozen=True)
+class Vectors:
+    """Which vectors of the model to write."""
+
+    precision: str = "float32"
+    normalize: bool = False
+    truncate_dim: int | None = None
+    prompt_name: str | None = None
+    prompt: str | None = None
+
+    def dim(self, engine: Engine) -> int:
+        """The length of a vector before its precision is reduced."""
+        return min(self.truncate_dim or engine.get_embedding_dimension(), engine.manifest.dim)
+
+    def windows(
+        self, engine: Engine, texts: Iterable[str], progress: Callable[[int], object] = lambda count: None
+    ) -> Iterator[Window]:
+        """Encode `texts` window by window, in float32."""
+        return engine.encode_windows(
+            texts,
+            self.prompt_name,
+            self.prompt,
+            normalize_embeddings=self.normalize,
+            truncate_dim=self.truncate_dim,
+            progress=progress,
+        )
 
 
 class Embedder:
@@ -30,9 +62,10 @@ class Embedder:
 
     Ray Data makes one in each actor, so the model is opened where it runs:
 
-    >>> ds.map_batches(Embedder, fn_constructor_args=("model.onnx",), batch_size=16384)  # doctest: +SKIP
+    >>> model = ("model.onnx",)
+    >>> ds.map_batches(Embedder, fn_constructor_args=model, batch_size=16384)  # doctest: +SKIP
 
-    Give batches of some thousand rows: texts are sorted by length within a batch.
+    Give it batches of some thousand rows: texts are sorted by length within a batch.
     """
 
     def __init__(
@@ -49,27 +82,22 @@ class Embedder:
         device: Device = None,
         workers: int | None = None,
     ) -> None:
-        """Open `artifact`. `workers` and `device` are those of `Engine`, the rest is as in `sbert-embed`."""
+        """Open `artifact`. `device` and `workers` are `Engine`'s, the rest is `sbert-embed`'s."""
         if precision in ("int8", "uint8"):
             raise ValueError(
                 f"precision {precision!r} needs the ranges of the whole corpus: use sbert-embed without Ray"
             )
         self.text_column, self.embedding_column, self.precision = text_column, embedding_column, precision
-        self.engine = DenseEngine(artifact, device=device, workers=workers, on_truncate="ignore")
-        self._prompt_name, self._prompt, self._normalize, self._truncate_dim = (
-            prompt_name,
-            prompt,
-            normalize,
-            truncate_dim,
-        )
+        self.engine = open_engine(artifact, device=device, workers=workers)
+        self._vectors = Vectors(precision, normalize, truncate_dim, prompt_name, prompt)
 
     def __call__(self, batch: Any) -> Any:
-        """The batch with a column more. A row without a text is an error."""
+        """The batch with one more column. A row without a text is an error."""
         column = batch[self.text_column]
         texts = column.to_pylist() if hasattr(column, "to_pylist") else list(column)
         vectors = self.encode(texts)
         if hasattr(batch, "append_column"):  # an Arrow table
-            from sbert_infer.embed.write.journal import fixed_lists
+            from sbert_infer.embed.write.vectors import fixed_lists
 
             return batch.append_column(self.embedding_column, fixed_lists(vectors))
         if hasattr(batch, "assign"):  # a pandas frame
@@ -78,13 +106,6 @@ class Embedder:
 
     def encode(self, texts: Sequence[str]) -> Array:
         """The vectors of `texts`, [texts, dim]."""
-        windows = self.engine.encode_windows(
-            texts,
-            self._prompt_name,
-            self._prompt,
-            normalize_embeddings=self._normalize,
-            truncate_dim=self._truncate_dim,
-        )
-        dim = min(self._truncate_dim or self.engine.get_embedding_dimension(), self.engine.manifest.dim)
-        vectors = np.concatenate([np.empty((0, dim), np.float32), *(window.vectors for window in windows)])
-        return reduce_precision(vectors, self.precision)
+        empty = np.empty((0, self._vectors.dim(self.engine)), np.float32)
+        windows = self._vectors.windows(self.engine, texts)
+        return reduce_precision(np.concatenate([empty, *(window.vectors for window in windows)]), self.precision)

@@ -1,49 +1,45 @@
-"""A job: which texts, which model, which vectors. If any of it changes, parts of an earlier run are of no use."""
+"""A job: which texts, model and vectors. If any of them changes, earlier parts are useless."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sbert_infer.artifact.onnx_file import open_artifact, sha256
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.manifest import ENCODER, check_kind
+from sbert_infer.artifact.onnx_file import sha256
+from sbert_infer.embed.embedder import Vectors
 from sbert_infer.embed.read.rows import Columns
-from sbert_infer.embed.read.sources import Source
+from sbert_infer.embed.read.sources import Source, find_sources
 from sbert_infer.encode.pipeline import WINDOW_TEXTS
 from sbert_infer.errors import EmbedError
 
-__all__ = ["PART_TEXTS", "Job", "Vectors"]
+__all__ = ["Job", "make_job"]
 
-PART_TEXTS = 4 * WINDOW_TEXTS  # a row group of 25 MB for MiniLM's 384 numbers; half a minute of work on two cores
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """Which vectors of the model to write."""
-
-    precision: str = "float32"
-    normalize: bool = False
-    truncate_dim: int | None = None
-    prompt_name: str | None = None
-    prompt: str | None = None
+# A row group of 25 MB for MiniLM's 384 dimensions; half a minute of work on two cores.
+_PART_TEXTS = 4 * WINDOW_TEXTS
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a command line asks for, except how fast, and how its output is packed."""
+    """What a command line asks for, except how to run it and how to store the output."""
 
     sources: tuple[Source, ...]
     artifact: Path
     columns: Columns
     vectors: Vectors
     device: str | None = None
-    part_texts: int = PART_TEXTS
+    part_texts: int = _PART_TEXTS
     limit: int | None = None
 
     def fingerprint(self) -> dict[str, Any]:
-        """By name, everything that the parts depend on. Raises if the model can't do what is wanted."""
-        prompts = open_artifact(self.artifact).manifest.prompts
+        """Everything that the parts depend on, by name. Raise if the model can't do the job."""
+        artifact = open_artifact(self.artifact)
+        check_kind(artifact, (ENCODER,), "sbert-embed")
+        prompts = artifact.manifest.prompts
         if self.vectors.prompt_name not in (None, *prompts):
             there = ", ".join(prompts) or "none"
             raise EmbedError(f"{self.artifact} has no prompt {self.vectors.prompt_name!r} (there are: {there})")
@@ -60,3 +56,39 @@ class Job:
             "part rows": self.part_texts,
             "limit": self.limit,
         }
+
+
+def make_job(
+    inputs: Sequence[str],
+    artifact: Path,
+    *,
+    input_format: str | None,
+    text_column: str,
+    id_column: str | None,
+    columns: str | None,
+    embedding_column: str,
+    header: bool,
+    limit: int | None,
+    part_rows: int | None,
+    device: str | None,
+    vectors: Vectors,
+) -> Job:
+    """Make the job that the options of `sbert-embed` describe."""
+    carried = None if columns is None else tuple(name.strip() for name in columns.split(",") if name.strip())
+    return Job(
+        sources=tuple(find_sources(inputs, input_format)),
+        artifact=artifact,
+        columns=Columns(text_column, id_column, carried, embedding_column, header),
+        vectors=vectors,
+        device=device,
+        part_texts=_part_texts(part_rows),
+        limit=limit,
+    )
+
+
+def _part_texts(part_rows: int | None) -> int:
+    if part_rows is not None and part_rows % WINDOW_TEXTS:
+        # Texts are sorted by length in windows: a part that ended within one would change which
+        # texts run together.
+        raise EmbedError(f"--part-rows must be a multiple of {WINDOW_TEXTS}, got {part_rows}")
+    return part_rows or _PART_TEXTS

@@ -1,62 +1,37 @@
-"""What `sbert-embed` does: check everything, embed what is missing, write the output, say what was done."""
+"""`sbert-embed` on this machine: check everything, embed what is missing, write the output.
+
+One thread reads ahead, the engine's workers run the model, another thread writes finished parts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
-from sbert_infer.embed.embedder import DenseEngine
-from sbert_infer.embed.job import PART_TEXTS, Job, Vectors
+import numpy as np
+import numpy.typing as npt
+
+from sbert_infer._util.threads import in_daemon_thread
+from sbert_infer.embed.embedder import open_engine
+from sbert_infer.embed.job import Job
 from sbert_infer.embed.progress import Progress
-from sbert_infer.embed.read.rows import Columns
-from sbert_infer.embed.read.sources import find_sources
-from sbert_infer.embed.run import embed_parts
-from sbert_infer.embed.write.journal import Journal, open_journal
-from sbert_infer.embed.write.output import OUTPUT_FORMATS, Output, write_bad_rows, write_output
-from sbert_infer.encode.pipeline import WINDOW_TEXTS
+from sbert_infer.embed.read.parts import Part, cut_parts
+from sbert_infer.embed.write.journal import Journal, PartStats, open_journal
+from sbert_infer.embed.write.output import Output, at_once, write_bad_rows, write_output
+from sbert_infer.encode.output import Window
+from sbert_infer.encode.precision import reduce_precision
+from sbert_infer.engine import Engine
 from sbert_infer.errors import EmbedError
 
-__all__ = ["embed", "make_job", "make_output"]
+__all__ = ["embed"]
 
+Item = TypeVar("Item")
 
-def make_job(
-    inputs: Sequence[str],
-    artifact: Path,
-    *,
-    input_format: str | None,
-    text_column: str,
-    id_column: str | None,
-    columns: str | None,
-    embedding_column: str,
-    header: bool,
-    limit: int | None,
-    part_rows: int | None,
-    device: str | None,
-    vectors: Vectors,
-) -> Job:
-    """The job that the options of `sbert-embed` describe."""
-    carried = None if columns is None else tuple(name.strip() for name in columns.split(",") if name.strip())
-    return Job(
-        sources=tuple(find_sources(inputs, input_format)),
-        artifact=artifact,
-        columns=Columns(text_column, id_column, carried, embedding_column, header),
-        vectors=vectors,
-        device=device,
-        part_texts=_part_texts(part_rows),
-        limit=limit,
-    )
-
-
-def make_output(path: Path, format: str | None, compression: str | None) -> Output:
-    """The file to write."""
-    found = format or OUTPUT_FORMATS.get(path.suffix.lower())
-    if found is None:
-        raise EmbedError(
-            f"{path}: its name does not say what to write: end it in .parquet, .npy or .jsonl, or see --format"
-        )
-    if found == "jsonl" and compression is not None:
-        raise EmbedError("--compression is for Parquet: leave it out, and compress the JSONL afterwards")
-    return Output(path, found, compression or Output.compression)
+_THREAD = "sbert-embed"  # name of the threads that read and write
 
 
 def embed(
@@ -69,28 +44,20 @@ def embed(
     force: bool = False,
     quiet: bool = False,
 ) -> str:
-    """Do the job, or what is left of it. Returns a summary."""
+    """Do the job, or what is left of it, and return a summary."""
     with open_journal(target.parts_folder, job.fingerprint(), restart=restart) as journal:
         _check_output(target, job, force=force or journal.is_finishing)
         before = journal.stats.texts
         with Progress(journal.position.fraction, quiet=quiet) as progress:
             if not journal.is_complete:
-                with DenseEngine(job.artifact, device=job.device, workers=workers, on_truncate="ignore") as engine:
-                    embed_parts(job, journal, engine, progress, stop_at_bad_row=stop_at_bad_row)
+                with open_engine(job.artifact, device=job.device, workers=workers) as engine:
+                    _embed_parts(job, journal, engine, progress, stop_at_bad_row=stop_at_bad_row)
         journal.mark_finishing()
         write_bad_rows(target, journal.parts)
         write_output(target, journal.parts, job.columns.embedding, job.vectors.precision)
         summary = _summary(target, journal, progress, before)
         journal.remove()
     return summary
-
-
-def _part_texts(part_rows: int | None) -> int:
-    if part_rows is not None and part_rows % WINDOW_TEXTS:
-        # Texts are sorted by length in windows, and a part that ends within one would change what
-        # runs together.
-        raise EmbedError(f"--part-rows must be a multiple of {WINDOW_TEXTS}, got {part_rows}")
-    return part_rows or PART_TEXTS
 
 
 def _check_output(target: Output, job: Job, *, force: bool) -> None:
@@ -100,6 +67,105 @@ def _check_output(target: Output, job: Job, *, force: bool) -> None:
         raise EmbedError(f"{target.path} is also an input: choose another name")
     if target.path.exists() and not force:
         raise EmbedError(f"{target.path} exists: choose another name, or replace it with --force")
+
+
+def _embed_parts(job: Job, journal: Journal, engine: Engine, progress: Progress, *, stop_at_bad_row: bool) -> None:
+    """Embed what the journal lacks.
+
+    At most five parts are in memory: one being read, one waiting, two running, one being written.
+    """
+    parts = cut_parts(job.sources, job.columns, job.part_texts, journal.position, job.limit)
+    writer = _PartWriter(job, journal, job.vectors.dim(engine))
+    failures: list[Exception] = []
+
+    def texts() -> Iterator[str]:
+        """Yield all texts that can be read. Parts before a failure are still embedded."""
+        try:
+            for part in _ahead(parts):
+                if part.bad and stop_at_bad_row:
+                    raise EmbedError(_first_bad(part))
+                writer.expect(part)
+                progress.part(len(part.texts), part.end.fraction)
+                yield from part.texts
+        except Exception as failure:
+            failures.append(failure)
+
+    try:
+        for window in job.vectors.windows(engine, texts(), progress.add):
+            progress.tokens += window.stats.tokens
+            writer.add(window)
+        writer.finish()
+    finally:
+        writer.wait()
+    if failures:
+        raise failures[0]
+
+
+def _ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """Yield the same items, each made in a thread while the one before is used."""
+    following = in_daemon_thread(_THREAD, lambda: next(items, None))
+    while (item := following.result()) is not None:
+        following = in_daemon_thread(_THREAD, lambda: next(items, None))
+        yield item
+
+
+@dataclass
+class _Growing:
+    """A part, and its vectors so far."""
+
+    part: Part
+    vectors: list[npt.NDArray[np.float32]] = field(default_factory=list)
+    stats: PartStats = field(default_factory=PartStats)
+
+
+class _PartWriter:
+    """Adds vectors to the parts that wait for them, and has complete parts written."""
+
+    def __init__(self, job: Job, journal: Journal, dim: int) -> None:
+        self._job, self._journal, self._dim = job, journal, dim
+        self._waiting: deque[_Growing] = deque()
+        self._writing: Future[None] | None = None
+
+    def expect(self, part: Part) -> None:
+        self._waiting.append(_Growing(part, stats=PartStats(bad=sum(bad.problem.rows for bad in part.bad))))
+
+    def add(self, window: Window) -> None:
+        """Add to the first part that waits. No window crosses its end: parts hold whole windows."""
+        while not self._waiting[0].part.texts:
+            self._write(self._waiting.popleft())
+        growing = self._waiting[0]
+        growing.vectors.append(window.vectors)
+        growing.stats += PartStats(window.stats.texts, window.stats.tokens, window.stats.truncated)
+        if growing.stats.texts == len(growing.part.texts):
+            self._write(self._waiting.popleft())
+
+    def finish(self) -> None:
+        """Write what is left: parts without texts at the end."""
+        while self._waiting:
+            self._write(self._waiting.popleft())
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until everything handed over is on disk."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write(self, growing: _Growing) -> None:
+        self.wait()
+        self._writing = in_daemon_thread(_THREAD, lambda: self._store(growing))
+
+    def _store(self, growing: _Growing) -> None:
+        empty = np.empty((0, self._dim), np.float32)
+        vectors: npt.NDArray[Any] = np.concatenate(growing.vectors) if growing.vectors else empty
+        vectors = reduce_precision(vectors, at_once(self._job.vectors.precision))
+        self._journal.append(growing.part, self._job.columns.embedding, vectors, growing.stats)
+
+
+def _first_bad(part: Part) -> str:
+    bad = part.bad[0]
+    place = f"line {bad.line}" if bad.line is not None else f"row {bad.row}"
+    return f"{bad.file}, {place}: {bad.problem.reason}; without --on-error fail it would be set aside"
 
 
 def _summary(target: Output, journal: Journal, progress: Progress, before: int) -> str:

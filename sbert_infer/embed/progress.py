@@ -1,4 +1,7 @@
-"""The bar of a job: share of the input, texts and tokens per second, time left. Silent where there is no terminal."""
+"""A job's progress bar: share of the input, texts and tokens per second, time left.
+
+It is silent where there is no terminal.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from tqdm import tqdm
 
 __all__ = ["Progress"]
 
-_STEPS = 10_000  # of the bar
+_STEPS = 10_000  # steps of the bar
 _WITH_TOTAL = "{percentage:5.1f}% |{bar}| {desc} [{elapsed}<{remaining}]"
 _WITHOUT = "{desc} [{elapsed}]"
 
 
 class Progress:
-    """Counts texts. `part(texts, fraction)` says that the next part ends at a fraction of the input, NaN if unknown."""
+    """Counts texts and tokens, and shows them."""
 
     def __init__(self, fraction: float, *, quiet: bool = False) -> None:
         self.texts = self.tokens = 0
@@ -27,15 +30,15 @@ class Progress:
         known = not math.isnan(fraction)
         initial = round(fraction * _STEPS) if known else 0
         style = _WITH_TOTAL if known else _WITHOUT
-        # disable=None: on a terminal only
+        # disable=None shows it on a terminal only
         self._bar = tqdm(total=_STEPS, initial=initial, bar_format=style, disable=True if quiet else None, leave=False)
 
     def part(self, texts: int, fraction: float) -> None:
-        """Announce a part."""
+        """Announce the next part, which ends at `fraction` of the input, NaN if unknown."""
         self._parts.append((texts, fraction))
 
     def add(self, texts: int) -> None:
-        """So many more texts are done."""
+        """Count `texts` more as done."""
         self.texts += texts
         self._done_in_part += texts
         while self._parts and self._done_in_part >= self._parts[0][0]:
@@ -45,7 +48,7 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self._started
 
     def _show(self) -> None:

@@ -1,27 +1,26 @@
-"""Dense, sparse and multi-vector output in one pass, from artifacts exported with `--outputs sentence,sparse,multi`."""
+"""Hybrid output: dense, sparse and multi-vector from one pass (bge-m3).
+
+For artifacts exported with `--outputs sentence,sparse,multi`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import wait
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.artifact.onnx_file import MULTI, SENTENCE, WEIGHTS, Manifest
-from sbert_infer.encode.pipeline import Pipeline
-from sbert_infer.encode.results import finish
+from sbert_infer.artifact.manifest import MULTI, SENTENCE, WEIGHTS, Manifest
+from sbert_infer.backends.base import Array
+from sbert_infer.encode.options import EncodeOptions
+from sbert_infer.encode.output import Collector, Indices, Output, Window
 from sbert_infer.encode.sparse import SparseRows
-from sbert_infer.errors import EngineError, TextError, TruncationError
-from sbert_infer.text.batching import Batch, plan_batches
+from sbert_infer.encode.tokens import TokenRows, reordered
 from sbert_infer.text.tokenizer import TokenizedTexts
 
-__all__ = ["AllVectors", "check_has_all", "encode_all"]
-
-Array = npt.NDArray[np.float32]
-_OUTPUTS = (SENTENCE, WEIGHTS, MULTI)
+__all__ = ["AllVectors", "HybridOutput"]
 
 
 @dataclass(frozen=True)
@@ -33,65 +32,60 @@ class AllVectors:
     multi: list[Array]  # of each text: [its tokens without the first, dim], each of length 1
 
 
-def check_has_all(manifest: Manifest) -> None:
-    """Raise if the artifact gives no such vectors."""
-    if missing := [name for name in _OUTPUTS if name not in manifest.outputs]:
-        what = f"{manifest.name} has no {', '.join(missing)}"
-        raise ValueError(f"{what}: export a checkpoint that has them with --outputs sentence,sparse,multi")
+class HybridOutput(Output):
+    """All three kinds of vectors of each text; `dim` numbers of the dense ones."""
+
+    names = (SENTENCE, WEIGHTS, MULTI)
+
+    def __init__(self, manifest: Manifest, dim: int, vocabulary: int) -> None:
+        if missing := [name for name in self.names if name not in manifest.outputs]:
+            what = f"{manifest.name} has no {', '.join(missing)}"
+            raise ValueError(f"{what}: export a checkpoint that has them with --outputs sentence,sparse,multi")
+        self.width, self.dim, self.vocabulary = manifest.dim, dim, vocabulary
+        self.padding_side = manifest.padding_side
+        self.unweighted = np.array(manifest.unweighted_ids, np.int64)
+
+    def collect(self, tokenized: TokenizedTexts) -> Collector:
+        """Return empty vectors for these texts."""
+        return _Rows(self, tokenized)
+
+    def gather(self, windows: Iterator[Window], count: int, single: bool, options: EncodeOptions) -> AllVectors:
+        """Return the vectors of all texts."""
+        dense, sparse, multi = [np.empty((0, self.dim), np.float32)], [], []
+        for window in windows:
+            dense.append(window.vectors[0])
+            sparse += window.vectors[1]
+            multi += window.vectors[2]
+        return AllVectors(np.concatenate(dense), SparseRows.of(sparse, self.vocabulary).to_csr(), multi)
 
 
-def encode_all(
-    pipeline: Pipeline, manifest: Manifest, texts: Sequence[str], prompt: str, dim: int, *, allow_truncation: bool
-) -> tuple[AllVectors, int]:
-    """The vectors of `texts`, with `prompt` before each, and how many texts were cut. `dim`: of the dense ones."""
-    backend = pipeline.backend
-    if not hasattr(backend, "run_outputs"):
-        raise EngineError(f"{backend.describe()} gives sentence vectors only: use Engine(..., device='cpu')")
-    tokenized = pipeline.tokenizer([prompt + text for text in texts])
-    if not allow_truncation and tokenized.truncated.any():
-        first, limit = int(tokenized.truncated.argmax()), pipeline.tokenizer.max_length
-        raise TruncationError(first, limit)
-    skip = 0 if manifest.include_prompt else pipeline.tokenizer.prompt_length(prompt)
-    into = _Rows(pipeline, manifest, tokenized, skip)
-    batches = plan_batches(tokenized.lengths, backend.max_batch_tokens, edges=backend.edges)
-    futures = [pipeline.submit(into.run, batch) for batch in batches]
-    try:
-        for future in futures:
-            future.result()
-    finally:
-        wait([future for future in futures if not future.cancel()])
-    dense = finish(into.dense, dim, normalize=False)
-    return AllVectors(dense, into.sparse.to_csr(), into.multi), int(tokenized.truncated.sum())
-
-
-class _Rows:
-    """The vectors of texts, filled batch by batch, by any thread."""
-
-    def __init__(self, pipeline: Pipeline, manifest: Manifest, tokenized: TokenizedTexts, prompt_length: int) -> None:
-        self._pipeline, self._tokenized, self._prompt_length = pipeline, tokenized, prompt_length
-        self._unweighted = np.array(manifest.unweighted_ids, np.int64)
+class _Rows(Collector):
+    def __init__(self, output: HybridOutput, tokenized: TokenizedTexts) -> None:
+        self._output, self._own = output, TokenRows(tokenized, output.padding_side)
         count = len(tokenized.lengths)
-        self.dense = np.empty((count, manifest.dim), np.float32)
-        self.sparse = SparseRows(count, pipeline.tokenizer.vocabulary)
-        self.multi: list[Array] = [np.empty((0, 0), np.float32)] * count
+        self._dense = np.empty((count, output.width), np.float32)
+        self._sparse = SparseRows(count, output.vocabulary)
+        self._multi: list[Array] = [np.empty((0, 0), np.float32)] * count
 
-    def run(self, batch: Batch) -> int:
-        """Run a batch and keep its vectors."""
-        ids, mask = self._pipeline.pad(self._tokenized, batch.rows, batch.length)
-        backend = cast(Any, self._pipeline.backend)
-        dense, weights, multi = backend.run_outputs(_OUTPUTS, ids, mask, self._prompt_length)
-        self.dense[batch.rows] = dense
-        for at, row in enumerate(batch.rows.tolist()):
-            real = mask[at] == 1
-            if not all(np.isfinite(part).all() for part in (dense[at], weights[at][real], multi[at][real])):
-                raise TextError(f"text {row}: the model gives NaN or infinity", row, is_finite=False)
-            self.sparse.put(row, *self._heaviest(ids[at][real], weights[at][real]))
-            self.multi[row] = multi[at][real][1:].copy()
-        return len(batch.rows)
+    def put(self, rows: Indices, found: Sequence[Array]) -> Indices:
+        bad = []
+        for row, dense, weights, multi in zip(rows.tolist(), *found, strict=True):
+            start, stop = self._own.tokenized.span(row)
+            weights, multi = self._own(row, weights), self._own(row, multi)
+            if not all(np.isfinite(part).all() for part in (dense, weights, multi)):
+                bad.append(row)
+            self._dense[row] = dense
+            self._sparse.set(row, *self._heaviest(self._own.tokenized.ids[start:stop], weights))
+            self._multi[row] = multi[1:].copy()
+        return np.array(bad, np.int64)
 
-    def _heaviest(self, ids: npt.NDArray[np.int64], weights: Array) -> tuple[npt.NDArray[np.int32], Array]:
-        """Of each word the largest weight that one of its tokens has; only those above zero."""
-        kept = ~np.isin(ids, self._unweighted)
+    def result(self, order: Indices | None) -> tuple[Array, SparseRows, list[Array]]:
+        dense = (self._dense if order is None else self._dense[order])[:, : self._output.dim]
+        return dense, self._sparse.result(order), reordered(self._multi, order)
+
+    def _heaviest(self, ids: Indices, weights: Array) -> tuple[npt.NDArray[np.int32], Array]:
+        """For each word the largest weight that one of its tokens has; only those above zero."""
+        kept = ~np.isin(ids, self._output.unweighted)
         words, which = np.unique(ids[kept], return_inverse=True)
         heaviest = np.zeros(len(words), np.float32)
         np.maximum.at(heaviest, which, weights[kept])

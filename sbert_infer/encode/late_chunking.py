@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding
 
-from sbert_infer.artifact.onnx_file import Manifest
+from sbert_infer.artifact.manifest import Manifest
+from sbert_infer.encode.output import EncodeStats
 from sbert_infer.encode.pipeline import Pipeline
-from sbert_infer.encode.tokens import check_has_tokens, run_tokens
+from sbert_infer.encode.tokens import TokensOutput, check_has_tokens
 from sbert_infer.similarity import unit_rows
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
 
@@ -91,8 +92,8 @@ def check_can_pool(manifest: Manifest) -> None:
 
 def encode_spans(
     pipeline: Pipeline, manifest: Manifest, documents: Sequence[str], spans: Sequence[Spans], prompt: str
-) -> list[Array]:
-    """The vectors of the spans of each document, [spans, dim]."""
+) -> tuple[list[Array], EncodeStats]:
+    """Return the vectors of the spans of each document, [spans, dim], and what they took."""
     skip = 0 if manifest.include_prompt else pipeline.tokenizer.prompt_length(prompt)
     from_left = manifest.truncation_side == "left"
     known = [_tokenize(pipeline.tokenizer, from_left, prompt, text) for text in documents]
@@ -100,15 +101,18 @@ def encode_spans(
         document.rows_of(_checked(text, its, f"document {index}"), len(text), skip, f"document {index}")
         for index, (text, its, document) in enumerate(zip(documents, spans, known, strict=True))
     ]
+    output, stats = TokensOutput(manifest), EncodeStats()
     pooled: list[npt.NDArray[np.float64]] = []
     for some in _groups(known):
         runs = [run for document in known[some] for run in document.runs]
-        found = iter(run_tokens(pipeline, _joined(runs), at_once=2 * pipeline.backend.workers))
+        window = pipeline.run_tokenized(_joined(runs), output)
+        stats += window.stats
+        found = iter(window.vectors)
         pooled += [
             _pool(document.assemble([next(found) for _ in document.windows]), *its)
             for document, its in zip(known[some], rows[some], strict=True)
         ]
-    return [(unit_rows(means) if manifest.normalized else means).astype(np.float32) for means in pooled]
+    return [(unit_rows(means) if manifest.normalized else means).astype(np.float32) for means in pooled], stats
 
 
 def _groups(documents: Sequence[_Document]) -> Iterator[slice]:

@@ -1,43 +1,28 @@
-"""Multi-vector encoders (ColBERT and the like): a vector for each token of a text, prepared by the text's role.
+"""Multi-vector output (ColBERT and the like): a vector for each token of a text, prepared by the text's role.
 
-A query may be filled up with [MASK] tokens, whose vectors count though the others may not attend to
-them; of documents some tokens, often punctuation, get no vector. What the model was trained with is
-in the manifest, as `Role`s.
+A query may be filled up with [MASK] tokens, whose vectors count though other tokens may not attend
+to them. In documents some tokens, often punctuation, get no vector. What the model was trained with
+is in the manifest, as `Role`s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from sbert_infer.artifact.onnx_file import MULTI_VECTOR, Manifest
-from sbert_infer.encode.pipeline import WINDOW_TEXTS, Pipeline
-from sbert_infer.encode.results import Asked, progress_bar
-from sbert_infer.encode.tokens import run_batches
-from sbert_infer.errors import TruncationError, warn
+from sbert_infer.artifact.manifest import TOKENS, Manifest
+from sbert_infer.backends.base import Array
+from sbert_infer.encode.options import EncodeOptions
+from sbert_infer.encode.output import Collector, Indices, Output, Window, not_finite
+from sbert_infer.encode.results import convert_each
+from sbert_infer.encode.tokens import TokenRows, reordered
 from sbert_infer.similarity import unit_rows
-from sbert_infer.text.batching import Batch
-from sbert_infer.text.inputs import check_texts
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
 
-if TYPE_CHECKING:
-    from sbert_infer.engine import Engine
-
-__all__ = [
-    "NO_ROLE",
-    "Role",
-    "check_multi_vector",
-    "encode_multi_vector",
-    "is_multi_vector",
-    "role_of",
-]
-
-Array = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.int64]
+__all__ = ["NO_ROLE", "MultiVectorOutput", "Role", "role_of"]
 
 NO_ROLE = "none"  # of texts that are encoded as neither query nor document
 
@@ -53,11 +38,6 @@ class Role:
     attend_to_expansion: bool = False
 
 
-def is_multi_vector(manifest: Manifest) -> bool:
-    """Whether it gives vectors of tokens, and no others."""
-    return manifest.kind == MULTI_VECTOR
-
-
 def role_of(manifest: Manifest, task: str | None) -> Role:
     """The role of a task: "query", "document" or None."""
     roles = manifest.roles or {}
@@ -66,73 +46,53 @@ def role_of(manifest: Manifest, task: str | None) -> Role:
     return Role(**roles[task or NO_ROLE])
 
 
-def check_multi_vector(manifest: Manifest, what: str) -> None:
-    """Refuse, by name, what is done to one vector a text."""
-    if is_multi_vector(manifest):
-        raise ValueError(f"{what}: {_not_for(manifest)}")
+class MultiVectorOutput(Output):
+    """For each text an array [tokens, dim], of the tokens that get a vector in its role."""
+
+    names = (TOKENS,)
+
+    def __init__(self, manifest: Manifest, options: EncodeOptions, truncate_dim: int | None, tokenizer: Tokenizer):
+        """Refuse options that are for one vector per text."""
+        options.refuse(
+            "precision truncate_dim convert_to_tensor out",
+            f"not for {manifest.name}, which gives a vector for each token",
+            truncate_dim=truncate_dim,
+        )
+        self.role = role_of(manifest, options.task)
+        self.max_length = self.role.max_length
+        self.normalize, self.padding_side = options.normalize_embeddings, manifest.padding_side
+        self._truncation_side, self._ends = manifest.truncation_side, _special_tokens(tokenizer)
+
+    def fit(self, tokenized: TokenizedTexts) -> TokenizedTexts:
+        """Cut each text to the role's limit and fill it up with the expansion token."""
+        return _fitted(tokenized, self.role, self._ends, self._truncation_side)
+
+    def collect(self, tokenized: TokenizedTexts) -> Collector:
+        """Return an empty list for these texts."""
+        return _Rows(self, tokenized)
+
+    def gather(self, windows: Iterator[Window], count: int, single: bool, options: EncodeOptions) -> Any:
+        """Return a list of arrays or tensors, or one of those."""
+        return convert_each([vectors for window in windows for vectors in window.vectors], single, options)
 
 
-def _not_for(manifest: Manifest) -> str:
-    return f"not for {manifest.name}, which gives a vector for each token"
+class _Rows(Collector):
+    def __init__(self, output: MultiVectorOutput, tokenized: TokenizedTexts) -> None:
+        self._output, self._own = output, TokenRows(tokenized, output.padding_side)
+        self._wanted = ~np.isin(tokenized.ids, np.asarray(output.role.skip_ids, np.int64))
+        self._each: list[Array] = [np.empty((0, 0), np.float32)] * len(tokenized.lengths)
 
+    def put(self, rows: Indices, found: Sequence[Array]) -> Indices:
+        bad = [rows[:0]]
+        for at, row in enumerate(rows.tolist()):
+            start, stop = self._own.tokenized.span(row)
+            self._each[row] = self._own(row, found[0][at])[self._wanted[start:stop]]
+            bad.append(not_finite(rows[at : at + 1], self._each[row][None]))
+        return np.concatenate(bad)
 
-def encode_multi_vector(engine: Engine, inputs: Iterable[str], asked: Asked) -> list[Array]:
-    """The vectors of each text, [tokens, dim]."""
-    asked = asked.or_truncated_to(engine.truncate_dim)
-    asked.refuse("precision truncate_dim convert_to_tensor out", _not_for(engine.manifest))
-    texts = list(inputs)
-    check_texts(texts)
-    role, pipeline, truncated = role_of(engine.manifest, asked.task), engine._open(), 0
-    found: list[Array] = []
-    with progress_bar(len(texts), asked.show_progress_bar) as progress:
-        for start in range(0, len(texts), WINDOW_TEXTS):
-            tokenized = pipeline.tokenizer([asked.prompt + text for text in texts[start : start + WINDOW_TEXTS]])
-            cut = tokenized.truncated | (tokenized.lengths > role.max_length)
-            if engine.on_truncate == "error" and cut.any():
-                raise TruncationError(start + int(cut.argmax()), role.max_length)
-            truncated += int(cut.sum())
-            found += _run_role(pipeline, tokenized, role, engine.manifest.truncation_side, asked.batch_size, progress)
-    if truncated and engine.on_truncate == "warn":
-        warn(f"{truncated} of {len(texts)} texts were cut to {role.max_length} tokens; see Engine(on_truncate=...)")
-    return [unit_rows(vectors) for vectors in found] if asked.normalize_embeddings else found
-
-
-def _run_role(
-    pipeline: Pipeline,
-    tokenized: TokenizedTexts,
-    role: Role,
-    truncation_side: str,
-    max_batch_texts: int | None = None,
-    progress: Callable[[int], object] = lambda count: None,
-) -> list[Array]:
-    """The vectors of each text."""
-    own = _fitted(tokenized, role, _special_tokens(pipeline.tokenizer), truncation_side)
-    real = np.minimum(tokenized.lengths, role.max_length)
-    return run_batches(
-        pipeline,
-        own.lengths,
-        _Prepare(pipeline, own, real, role),
-        at_once=2 * pipeline.backend.workers,
-        max_batch_texts=max_batch_texts,
-        progress=progress,
-    )
-
-
-@dataclass(frozen=True)
-class _Prepare:
-    """Makes what runs of a batch."""
-
-    pipeline: Pipeline
-    tokenized: TokenizedTexts
-    real: Ids  # how many tokens of each text are its own
-    role: Role
-
-    def __call__(self, batch: Batch) -> tuple[Ids, Ids, npt.NDArray[np.bool_]]:
-        ids, mask = self.pipeline.pad(self.tokenized, batch.rows, batch.length)
-        wanted = mask.astype(np.bool_) & ~np.isin(ids, np.asarray(self.role.skip_ids, np.int64))
-        if self.role.expand_to and not self.role.attend_to_expansion:  # such models are padded on the right
-            mask = mask * (np.arange(batch.length) < self.real[batch.rows, None])
-        return ids, mask, wanted
+    def result(self, order: Indices | None) -> list[Array]:
+        each = reordered(self._each, order)
+        return [unit_rows(vectors) for vectors in each] if self._output.normalize else each
 
 
 def _special_tokens(tokenizer: Tokenizer) -> tuple[int, int]:
@@ -157,4 +117,6 @@ def _fitted(tokenized: TokenizedTexts, role: Role, ends: tuple[int, int], trunca
     where = np.where(real, tokenized.starts[row] + place, 0)
     ids = tokenized.ids if len(tokenized.ids) else np.zeros(1, np.int64)
     fitted = np.where(real, ids[where], role.expansion_id)
-    return TokenizedTexts(fitted, starts, lengths, tokenized.truncated)
+    truncated = tokenized.truncated | (tokenized.lengths > role.max_length)
+    attended = None if role.attend_to_expansion or not role.expand_to else kept
+    return TokenizedTexts(fitted, starts, lengths, truncated, attended=attended)

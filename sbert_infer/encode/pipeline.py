@@ -1,6 +1,8 @@
-"""From texts to vectors, window by window: tokenize, plan batches, let the workers run them.
+"""The one synchronous runner: texts to tokens, tokens to batches, batches through the backend.
 
-While the workers run one window, the calling thread already tokenizes the next.
+Texts run in windows: while the workers run one, the calling thread tokenizes the next. What is kept
+of each batch is the output's business (`encode/output.py`); duplicates, truncation, progress and
+statistics are handled here, for every kind of output.
 """
 
 from __future__ import annotations
@@ -10,75 +12,42 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from sbert_infer.backends.base import Backend
-from sbert_infer.errors import EngineError, TruncationError
-from sbert_infer.text.batching import Batch, plan_batches
-from sbert_infer.text.inputs import Text, check_pairs, check_texts, prepend
+from sbert_infer.backends.base import Array, Backend, Batch
+from sbert_infer.encode.output import Collector, EncodeStats, Indices, Output, Window
+from sbert_infer.errors import EngineError, TextError, TruncationError
+from sbert_infer.text.batching import BatchRows, cut_batches
+from sbert_infer.text.inputs import check_pairs, check_texts, prepend
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
+from sbert_infer.types import Text
 
-__all__ = ["EncodeStats", "Pipeline", "Window", "unique_texts"]
+__all__ = ["Pipeline", "unique_texts"]
 
-Indices = npt.NDArray[np.int64]
-Vectors = npt.NDArray[np.float32]
 Item = TypeVar("Item", bound=Text)
+Progress = Callable[[int], object]  # called with the number of texts that were done since
 
-# Texts that are sorted together: enough for little padding, few enough to hold memory flat.
+# Texts that are sorted together: enough for little padding, few enough to keep memory flat.
 WINDOW_TEXTS = 4096
+_CLOSED = "the engine was closed during this call"
 
 
-@dataclass(frozen=True)
-class EncodeStats:
-    """What one call of `encode` did."""
-
-    texts: int = 0
-    unique_texts: int = 0  # identical texts run once
-    truncated: int = 0  # texts cut to the model's limit
-    tokens: int = 0  # of the unique texts, after truncation
-    padded_tokens: int = 0  # tokens that ran, padding included
-    batches: int = 0
-
-    @property
-    def padding(self) -> float:
-        """The share of the work that was padding, 0 to 1."""
-        return 1 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
-
-    def __add__(self, other: EncodeStats) -> EncodeStats:
-        names = self.__dataclass_fields__
-        return EncodeStats(**{name: getattr(self, name) + getattr(other, name) for name in names})
-
-
-@dataclass(frozen=True)
-class Window:
-    """The vectors of consecutive texts, in order, from text `start` on."""
-
-    start: int
-    vectors: Any  # an array [texts, dim], or what `rows` of `Pipeline.run` makes
-    stats: EncodeStats
+def no_progress(count: int) -> None:
+    """Report nothing."""
 
 
 class Pipeline:
-    """Runs texts through a tokenizer and a backend on worker threads. Safe to use from many threads at once."""
+    """Runs texts through a tokenizer and a backend. Safe to use from many threads at once."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        backend: Backend,
-        *,
-        dim: int,
-        pad_id: int,
-        padding_side: str,
-        pairs: bool = False,  # of texts, instead of texts
+        self, tokenizer: Tokenizer, backend: Backend, *, pad_id: int, padding_side: str, pairs: bool = False
     ) -> None:
+        """With `pairs`, every text is a pair of texts."""
         self.tokenizer = tokenizer
         self.backend = backend
-        self.dim = dim
         self.noun = "pair" if pairs else "text"
         self._check: Callable[[Sequence[object], int], None] = check_pairs if pairs else check_texts
         self._pad_id, self._padding_side = pad_id, padding_side
@@ -90,28 +59,43 @@ class Pipeline:
     def run(
         self,
         texts: Iterable[Text],
+        output: Output,
         *,
         prompt: str = "",
         prompt_length: int = 0,
         max_batch_texts: int | None = None,
         allow_truncation: bool = True,
-        progress: Callable[[int], object] = lambda count: None,
-        rows: Callable[[int], Any] | None = None,
+        progress: Progress = no_progress,
+        tokenizer: Tokenizer | None = None,
+        is_wanted: Callable[[], bool] | None = None,
     ) -> Iterator[Window]:
-        """The vectors of `texts`, in order. `prompt_length` leading tokens are left out of pooling.
+        """Yield the output of `texts`, in order, some thousands at a time.
 
-        `rows` makes what the vectors of so many texts are put into; by default, an array.
+        Args:
+            texts: read as they are needed.
+            output: what to collect of each text.
+            prompt: goes before each text.
+            prompt_length: leading tokens that pooling leaves out.
+            max_batch_texts: at most this many texts run together.
+            allow_truncation: False raises for a text over the limit.
+            progress: told of every batch.
+            tokenizer: the pipeline's own by default.
+            is_wanted: makes batches run one by one in this thread; asked before each of them.
+
         """
+        self._require(output)
         start, source = 0, iter(texts)
-        running: deque[_Work] = deque()
+        running: deque[_Run] = deque()
         try:
             while chunk := list(islice(source, WINDOW_TEXTS)):
                 self._check(chunk, start)
-                work = _Work(self, chunk, start, prompt, rows or self._dense)
+                unique, inverse = unique_texts(chunk)
+                tokenized = output.fit((tokenizer or self.tokenizer)(prepend(prompt, unique) if prompt else unique))
                 if not allow_truncation:
-                    work.refuse_truncation()
-                work.begin(prompt_length, max_batch_texts)
-                running.append(work)
+                    self._refuse_truncation(tokenized, inverse, start, output)
+                run = _Run(self, tokenized, output, prompt_length, start, inverse)
+                run.begin(max_batch_texts, is_wanted)
+                running.append(run)
                 start += len(chunk)
                 if len(running) > 1:
                     yield running[0].finish(progress)
@@ -119,36 +103,37 @@ class Pipeline:
             if running:
                 yield running[0].finish(progress)
         finally:
-            for work in running:
-                work.cancel()
+            for run in running:
+                run.cancel()
 
-    def _dense(self, count: int) -> Vectors:
-        return np.empty((count, self.dim), np.float32)
+    def run_tokenized(self, tokenized: TokenizedTexts, output: Output) -> Window:
+        """Return the output of texts that are tokenized already, all at once."""
+        self._require(output)
+        run = _Run(self, tokenized, output)
+        try:
+            run.begin()
+            return run.finish(no_progress)
+        finally:
+            run.cancel()
 
-    def run_together(self, texts: Sequence[Text]) -> Vectors:
-        """All `texts` in one batch, padded to the longest, as `run` never would: to see that it makes no difference."""
+    def run_together(self, texts: Sequence[Text]) -> Array:
+        """Return the model's first output for all `texts` in one batch, padded to the longest.
+
+        That is how `run` never does it: for showing that it makes no difference.
+        """
         tokenized = self.tokenizer(texts)
-        vectors = np.empty((len(texts), self.dim), np.float32)
-        self.run_batch(tokenized, Batch(np.arange(len(texts)), int(tokenized.lengths.max())), 0, vectors)
-        return vectors
+        batch = self.make_batch(tokenized, np.arange(len(texts)), int(tokenized.lengths.max()))
+        return self.backend.run(batch, self.backend.outputs[:1])[0]
 
-    def run_batch(
-        self, tokenized: TokenizedTexts, batch: Batch, prompt_length: int, out: Vectors, alone: bool = False
-    ) -> int:
-        """Run one batch and put its vectors into their rows of `out`. Returns how many texts it held."""
-        ids, mask = self.pad(tokenized, batch.rows, batch.length)
-        out[batch.rows] = self.backend.run(ids, mask, prompt_length, alone=alone)
-        return len(batch.rows)
+    def make_batch(self, tokenized: TokenizedTexts, rows: Indices, length: int, prompt_length: int = 0) -> Batch:
+        """Return some texts, padded to `length` tokens as the model was trained to see them."""
+        return Batch(*tokenized.padded(rows, length, self._pad_id, self._padding_side), prompt_length)
 
-    def pad(self, tokenized: TokenizedTexts, rows: Indices, length: int) -> tuple[Indices, Indices]:
-        """Ids and mask of some texts, both [rows, length], padded as the model wants it."""
-        return tokenized.padded(rows, length, self._pad_id, self._padding_side)
-
-    def submit(self, function: Callable[..., int], *args: object) -> Future[int]:
+    def submit(self, function: Callable[..., Any], *args: object) -> Future[Any]:
         """Hand work to a worker thread, started at first use and again after a fork, which threads do not survive."""
         with self._lock:
             if self._closed:
-                raise EngineError("the engine was closed during this call")
+                raise EngineError(_CLOSED)
             if self._executor is None or self._pid != os.getpid():
                 self._executor = ThreadPoolExecutor(self.backend.workers, thread_name_prefix="sbert-infer")
                 self._pid = os.getpid()
@@ -162,89 +147,110 @@ class Pipeline:
                 self._executor.shutdown(wait=True, cancel_futures=True)
             self._executor = None
 
+    def _require(self, output: Output) -> None:
+        if missing := [name for name in output.names if name not in self.backend.outputs]:
+            what = f"{self.backend.describe()} gives no {', '.join(missing)}"
+            raise EngineError(f"{what}: use Engine(..., device='cpu')")
 
-class _Work:
+    def _refuse_truncation(
+        self, tokenized: TokenizedTexts, inverse: Indices | None, start: int, output: Output
+    ) -> None:
+        if tokenized.cut():
+            first = int((tokenized.truncated if inverse is None else tokenized.truncated[inverse]).argmax())
+            limit = output.max_length or self.tokenizer.max_length
+            raise TruncationError(start + first, limit, noun=self.noun, texts=tokenized.cut(inverse))
+
+
+class _Run:
     """One window on its way through the workers."""
 
     def __init__(
-        self, pipeline: Pipeline, texts: list[Text], start: int, prompt: str, rows: Callable[[int], Any]
+        self,
+        pipeline: Pipeline,
+        tokenized: TokenizedTexts,
+        output: Output,
+        prompt_length: int = 0,
+        start: int = 0,
+        inverse: Indices | None = None,  # the row of each text, where identical texts share one
     ) -> None:
-        self.pipeline, self.start, self.count = pipeline, start, len(texts)
-        unique, self.inverse = unique_texts(texts)
-        self.tokenized = pipeline.tokenizer(prepend(prompt, unique) if prompt else unique)
-        truncated = self.tokenized.truncated if self.inverse is None else self.tokenized.truncated[self.inverse]
-        self.truncated: list[int] = (np.flatnonzero(truncated) + start).tolist()
-        self.vectors = rows(len(unique))
-        self.batches: list[Batch] = []
-        self.futures: list[Future[int]] = []
+        self._pipeline, self._tokenized, self._output = pipeline, tokenized, output
+        self._prompt_length, self._start, self._inverse = prompt_length, start, inverse
+        self._collector: Collector = output.collect(tokenized)
+        self._batches: list[BatchRows] = []
+        self._futures: list[Future[int]] = []
+        self._bad: list[int] = []  # rows with NaN or infinity
 
-    def refuse_truncation(self) -> None:
-        if self.truncated:
-            limit, noun = self.pipeline.tokenizer.max_length, self.pipeline.noun
-            raise TruncationError(self.truncated[0], limit, noun=noun)
-
-    def begin(self, prompt_length: int, max_batch_texts: int | None) -> None:
+    def begin(self, max_batch_texts: int | None = None, is_wanted: Callable[[], bool] | None = None) -> None:
         """Hand the batches to the workers. A single one runs here and now: a hand-over would only add latency."""
-        edges = self.pipeline.backend.edges
-        self.batches = plan_batches(self.tokenized.lengths, self._budget(), max_batch_texts, edges)
-        args = [(self.tokenized, batch, prompt_length, self.vectors) for batch in self.batches]
-        if len(args) == 1:
-            self.pipeline.run_batch(*args[0], alone=True)
+        limits = [most for most in (max_batch_texts, self._output.max_batch_texts) if most is not None]
+        backend = self._pipeline.backend
+        budget = backend.max_batch_tokens if is_wanted else self._budget()
+        self._batches = cut_batches(self._tokenized.lengths, budget, min(limits, default=None), backend.edges)
+        if is_wanted is not None:
+            for batch in self._batches:
+                if not is_wanted():
+                    raise EngineError("the caller is gone")
+                self._run_batch(batch)
+        elif len(self._batches) == 1:
+            self._run_batch(self._batches[0], alone=True)
         else:
-            self.futures = [self.pipeline.submit(self.pipeline.run_batch, *arg) for arg in args]
+            self._futures = [self._pipeline.submit(self._run_batch, batch) for batch in self._batches]
+
+    def finish(self, progress: Progress) -> Window:
+        """Wait for all batches."""
+        done = 0
+        for future in as_completed(self._futures):
+            if future.cancelled():
+                raise EngineError(_CLOSED)
+            done += future.result()
+            progress(future.result())
+        stats = self._stats()
+        progress(stats.texts - done)
+        self._check_finite()
+        return Window(self._start, self._collector.result(self._inverse), stats)
+
+    def cancel(self) -> None:
+        """Drop what has not started, and wait for the rest."""
+        # Not for those that were cancelled: they are never "done" once the executor is shut down.
+        wait([future for future in self._futures if not future.cancel()])
+
+    def _run_batch(self, rows: BatchRows, alone: bool = False) -> int:
+        pipeline = self._pipeline
+        batch = pipeline.make_batch(self._tokenized, rows.rows, rows.length, self._prompt_length)
+        bad = self._collector.put(rows.rows, pipeline.backend.run(batch, self._output.names, alone=alone))
+        self._bad += bad.tolist()
+        return len(rows.rows)
 
     def _budget(self) -> int:
         """Tokens per batch: the backend's best, but so that a small call still gives every worker something to do."""
-        backend = self.pipeline.backend
+        backend = self._pipeline.backend
         if backend.workers == 1:
             return backend.max_batch_tokens
-        share = -(-int(self.tokenized.lengths.sum()) // backend.workers)
+        share = -(-int(self._tokenized.lengths.sum()) // backend.workers)
         return min(backend.max_batch_tokens, max(share, backend.min_batch_tokens))
 
-    def finish(self, progress: Callable[[int], object]) -> Window:
-        done = 0
-        for future in as_completed(self.futures):
-            if future.cancelled():
-                raise EngineError("the engine was closed during this call")
-            done += future.result()
-            progress(future.result())
-        progress(self.count - done)
-        vectors = self.vectors if self.inverse is None else self.vectors[self.inverse]
-        self._check_finite(vectors)
-        return Window(self.start, vectors, self._stats())
-
-    def cancel(self) -> None:
-        # Only for those that run: a cancelled one is never "done" once the executor is shut down.
-        wait([future for future in self.futures if not future.cancel()])
-
-    def _check_finite(self, vectors: Any) -> None:
-        bad = vectors.not_finite() if hasattr(vectors, "not_finite") else _not_finite(vectors)
-        if len(bad):
-            which = f"{self.pipeline.noun} {bad[0] + self.start}"
-            raise EngineError(f"the model gives NaN or infinity for {which} ({len(bad)} in all)")
+    def _check_finite(self) -> None:
+        if self._bad:
+            rows = np.array(self._bad)
+            bad = rows if self._inverse is None else np.flatnonzero(np.isin(self._inverse, rows))
+            first, noun = int(bad.min()) + self._start, self._pipeline.noun
+            message = f"the model gives NaN or infinity for {noun} {first} ({len(bad)} in all)"
+            raise TextError(message, first, is_finite=False)
 
     def _stats(self) -> EncodeStats:
+        lengths, inverse = self._tokenized.lengths, self._inverse
         return EncodeStats(
-            texts=self.count,
-            unique_texts=len(self.vectors),
-            truncated=len(self.truncated),
-            tokens=int(self.tokenized.lengths.sum()),
-            padded_tokens=sum(len(batch.rows) * batch.length for batch in self.batches),
-            batches=len(self.batches),
+            texts=len(lengths) if inverse is None else len(inverse),
+            unique_texts=len(lengths),
+            truncated=self._tokenized.cut(inverse),
+            tokens=self._tokenized.tokens(),
+            padded_tokens=sum(len(batch.rows) * batch.length for batch in self._batches),
+            batches=len(self._batches),
         )
 
 
-def _not_finite(vectors: Vectors) -> Indices:
-    """The rows that have a NaN or an infinity."""
-    # A sum is finite only if every term is: cheaper than asking each one, and exact enough to look
-    # closer.
-    with np.errstate(invalid="ignore", over="ignore"):
-        total = vectors.sum()
-    return np.empty(0, np.int64) if np.isfinite(total) else np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-
-
 def unique_texts(texts: list[Item]) -> tuple[list[Item], Indices | None]:
-    """Each text once, and where each original finds its own; None when all differ."""
+    """Return each text once, and the place of each original among those; None when all differ."""
     if len(texts) == 1:
         return texts, None
     places = dict(zip(dict.fromkeys(texts), range(len(texts)), strict=False))

@@ -1,47 +1,69 @@
-"""Sparse vectors: what a sparse encoder gives, kept as the few numbers of each that are not zero."""
+"""Sparse output: vectors of a sparse encoder, kept as the few numbers of each that are not zero."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.artifact.onnx_file import SPARSE_ENCODER, Manifest
-from sbert_infer.encode.results import Asked, progress_bar
-from sbert_infer.errors import EngineError
-from sbert_infer.text.inputs import Text
+from sbert_infer.artifact.manifest import SPARSE, Manifest
+from sbert_infer.backends.base import Array
+from sbert_infer.encode.options import EncodeOptions
+from sbert_infer.encode.output import Collector, Indices, Output, Window
+from sbert_infer.similarity import scipy_sparse
+from sbert_infer.text.tokenizer import TokenizedTexts
 
-if TYPE_CHECKING:
-    from sbert_infer.encode.pipeline import Window
-    from sbert_infer.engine import Engine
+__all__ = ["SparseOutput", "SparseRows", "decode"]
 
-__all__ = [
-    "SparseRows",
-    "as_csr",
-    "check_sparse",
-    "decode",
-    "encode_sparse",
-    "is_sparse",
-    "max_batch_texts",
-    "scipy_sparse",
-    "sparse_rows",
-    "sparse_windows",
-]
-
-Indices = npt.NDArray[np.int64]
-Vectors = npt.NDArray[np.float32]
-Row = tuple[npt.NDArray[np.int32], Vectors]  # dimensions, ascending, and the values there
+Row = tuple[npt.NDArray[np.int32], Array]  # dimensions, ascending, and the values there
 
 # Numbers of a batch's vectors while they are still dense: 16 MB a worker. By tokens alone, 512 of
 # XLM-R's in texts of three would be 170 vectors of 250,002 numbers, 170 MB.
 _MAX_BATCH_NUMBERS = 2**22
 
 
-class SparseRows:
-    """The sparse vectors of texts. Rows are filled in any order and by any thread, each by one."""
+class SparseOutput(Output):
+    """The largest `max_active_dims` numbers of each vector; by default as many as the model's own setting."""
+
+    names = (SPARSE,)
+
+    def __init__(self, manifest: Manifest, max_active_dims: int | None = None) -> None:
+        if max_active_dims is not None and max_active_dims < 1:
+            raise ValueError(f"max_active_dims must be at least 1, got {max_active_dims}")
+        self.dim = manifest.dim
+        self.max_active_dims = manifest.max_active_dims if max_active_dims is None else max_active_dims
+        self.max_batch_texts = max(1, _MAX_BATCH_NUMBERS // manifest.dim)
+
+    @classmethod
+    def of(cls, manifest: Manifest, options: EncodeOptions, truncate_dim: int | None) -> SparseOutput:
+        """Return the output that `options` ask for; refuse what is done to dense vectors only."""
+        options.refuse(
+            "normalize_embeddings truncate_dim precision output_value out",
+            f"not for {manifest.name}, whose vectors are sparse",
+            truncate_dim=truncate_dim,
+        )
+        if options.as_arrays:
+            scipy_sparse()  # or say that it is missing before the work is done
+        return cls(manifest, options.max_active_dims)
+
+    def collect(self, tokenized: TokenizedTexts) -> SparseRows:
+        """Return empty rows for these texts."""
+        return SparseRows(len(tokenized.lengths), self.dim, self.max_active_dims)
+
+    def gather(self, windows: Iterator[Window], count: int, single: bool, options: EncodeOptions) -> Any:
+        """Return a CSR matrix, which for one text has one row; or tensors as sentence-transformers gives them."""
+        whole = SparseRows.of([row for window in windows for row in window.vectors], self.dim)
+        if options.as_arrays:
+            return whole.to_csr()
+        if single:
+            return whole.to_tensors()[0]
+        return whole.to_tensor() if options.convert_to_tensor else whole.to_tensors()
+
+
+class SparseRows(Collector):
+    """Sparse vectors of texts."""
 
     def __init__(self, count: int, dim: int, max_active_dims: int | None = None) -> None:
         """Make `count` empty rows of `dim` numbers, of each of which the largest `max_active_dims` are kept."""
@@ -50,35 +72,38 @@ class SparseRows:
         empty: Row = np.empty(0, np.int32), np.empty(0, np.float32)
         self._rows: list[Row] = [empty] * count
 
+    @classmethod
+    def of(cls, rows: list[Row], dim: int) -> SparseRows:
+        """Take these rows as they are."""
+        made = cls(0, dim)
+        made._rows = rows
+        return made
+
     def __len__(self) -> int:
         return len(self._rows)
-
-    def __setitem__(self, rows: Indices, vectors: Vectors) -> None:
-        """Keep what is not zero of `vectors` [rows, dim]."""
-        at, dims = np.nonzero(vectors)
-        values, dims = vectors[at, dims], dims.astype(np.int32)
-        ends = np.searchsorted(at, np.arange(len(vectors) + 1)).tolist()
-        for row, start, stop in zip(rows.tolist(), ends[:-1], ends[1:], strict=True):
-            self.put(row, dims[start:stop].copy(), values[start:stop].copy())
-
-    def put(self, row: int, dims: npt.NDArray[np.int32], values: Vectors) -> None:
-        """Set a row to these numbers, at these dimensions, ascending."""
-        self._rows[row] = _largest(dims, values, self._most)
-
-    def __getitem__(self, rows: Indices) -> SparseRows:
-        """Some of them, in the given order."""
-        taken = SparseRows(0, self.dim, self._most)
-        taken._rows = [self._rows[row] for row in rows.tolist()]
-        return taken
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self._rows)
 
-    def not_finite(self) -> Indices:
-        """The rows that have a NaN or an infinity."""
-        return np.flatnonzero([not np.isfinite(values).all() for _, values in self._rows])
+    def put(self, rows: Indices, found: Sequence[Array]) -> Indices:
+        """Keep what is not zero of `found[0]`, [rows, dim]."""
+        (vectors,) = found
+        at, dims = np.nonzero(vectors)
+        values, dims = vectors[at, dims], dims.astype(np.int32)
+        ends = np.searchsorted(at, np.arange(len(vectors) + 1)).tolist()
+        for row, start, stop in zip(rows.tolist(), ends[:-1], ends[1:], strict=True):
+            self.set(row, dims[start:stop].copy(), values[start:stop].copy())
+        return rows[np.unique(at[~np.isfinite(values)])]
 
-    def to_dense(self) -> Vectors:
+    def set(self, row: int, dims: npt.NDArray[np.int32], values: Array) -> None:
+        """Set a row to these numbers, at these dimensions, ascending."""
+        self._rows[row] = _largest(dims, values, self._most)
+
+    def result(self, order: Indices | None) -> SparseRows:
+        """Return the rows in this order."""
+        return self if order is None else SparseRows.of([self._rows[row] for row in order.tolist()], self.dim)
+
+    def to_dense(self) -> Array:
         """[rows, dim]."""
         dense = np.zeros((len(self), self.dim), np.float32)
         for row, (dims, values) in zip(dense, self._rows, strict=True):
@@ -92,14 +117,6 @@ class SparseRows:
         dims = np.concatenate([np.empty(0, np.int32), *(dims for dims, _ in self._rows)])
         values = np.concatenate([np.empty(0, np.float32), *(values for _, values in self._rows)])
         return sparse.csr_matrix((values, dims, ends), shape=(len(self), self.dim))
-
-    def convert(self, single: bool, asked: Asked) -> Any:
-        """As a CSR matrix, which for one text has one row; or as sentence-transformers gives them."""
-        if asked.as_arrays:
-            return self.to_csr()
-        if single:
-            return self.to_tensors()[0]
-        return self.to_tensor() if asked.convert_to_tensor else self.to_tensors()
 
     def to_tensors(self) -> list[Any]:
         """As sparse tensors of torch, each [dim]."""
@@ -123,88 +140,12 @@ class SparseRows:
         return torch.stack(self.to_tensors()).coalesce() if len(self) else torch.empty(0).to_sparse()
 
 
-def _largest(dims: npt.NDArray[np.int32], values: Vectors, most: int | None) -> Row:
+def _largest(dims: npt.NDArray[np.int32], values: Array, most: int | None) -> Row:
     """By magnitude. What is not finite is kept, to be found."""
     if most is None or len(values) <= most or not np.isfinite(values).all():
         return dims, values
     kept = np.sort(np.argpartition(-np.abs(values), most - 1)[:most])
     return dims[kept], values[kept]
-
-
-def scipy_sparse() -> Any:
-    """The module, or how to install it."""
-    try:
-        return importlib.import_module("scipy.sparse")
-    except ImportError as error:
-        raise EngineError("sparse vectors need scipy: pip install 'sbert-infer[sparse]'") from error
-
-
-# ----------------------------------------------------------------------------------------------------
-# encoding
-
-
-def is_sparse(manifest: Manifest) -> bool:
-    """Whether the artifact gives sparse vectors."""
-    return manifest.kind == SPARSE_ENCODER
-
-
-def sparse_rows(manifest: Manifest, max_active_dims: int | None = None) -> Callable[[int], SparseRows]:
-    """Makes the rows that the vectors of an artifact go to; `max_active_dims` replaces the model's own."""
-    if max_active_dims is not None and max_active_dims < 1:
-        raise ValueError(f"max_active_dims must be at least 1, got {max_active_dims}")
-    most = manifest.max_active_dims if max_active_dims is None else max_active_dims
-    return lambda count: SparseRows(count, manifest.dim, most)
-
-
-def max_batch_texts(manifest: Manifest, batch_size: int | None = None) -> int:
-    """Texts that run together at most, so that their vectors, dense at first, take little memory."""
-    most = max(1, _MAX_BATCH_NUMBERS // manifest.dim)
-    return most if batch_size is None else min(batch_size, most)
-
-
-def check_sparse(engine: Engine, asked: Asked) -> None:
-    """Refuse what is done to dense vectors only."""
-    asked.or_truncated_to(engine.truncate_dim).refuse(
-        "normalize_embeddings truncate_dim precision output_value out",
-        f"not for {engine.manifest.name}, whose vectors are sparse",
-    )
-    if asked.as_arrays:
-        scipy_sparse()  # or say that it is missing before the work is done
-
-
-def sparse_windows(
-    engine: Engine, texts: Iterable[Text], asked: Asked, progress: Callable[[int], object]
-) -> Iterator[Window]:
-    """The vectors of `texts`, some thousands at a time; those of a window are `SparseRows`."""
-    rows = sparse_rows(engine.manifest, asked.max_active_dims)
-    most = max_batch_texts(engine.manifest, asked.batch_size)
-    yield from engine._windows(texts, asked.prompt, most, progress, rows)
-
-
-def encode_sparse(engine: Engine, texts: Iterable[Text], asked: Asked) -> SparseRows:
-    """The vectors of `texts`, in order."""
-    known, whole = list(texts), SparseRows(0, engine.manifest.dim)
-    with progress_bar(len(known), asked.show_progress_bar) as progress:
-        for window in sparse_windows(engine, known, asked, progress):
-            whole._rows += window.vectors
-    return whole
-
-
-# ----------------------------------------------------------------------------------------------------
-# using them
-
-
-def as_csr(vectors: Any) -> Any:
-    """What `Engine.encode` gives, in any of its forms, as a CSR matrix."""
-    if hasattr(vectors, "tocsr"):
-        return vectors.tocsr()
-    if isinstance(vectors, (list, tuple)) and vectors:
-        return scipy_sparse().vstack([as_csr(vector) for vector in vectors]).tocsr()
-    if getattr(vectors, "is_sparse", False) is not True:
-        raise ValueError(f"embeddings of a sparse encoder are needed, got {type(vectors).__name__}")
-    tensor = (vectors if vectors.ndim > 1 else vectors.unsqueeze(0)).detach().cpu().coalesce()
-    where, values = tensor.indices().numpy(), tensor.values().numpy()
-    return scipy_sparse().csr_matrix((values, (where[0], where[1])), shape=tuple(tensor.shape))
 
 
 def decode(rows: Any, token_of: Callable[[int], str | None], top_k: int | None = None) -> list[list[tuple[str, float]]]:

@@ -1,37 +1,21 @@
-"""A vector for each token of each text, from artifacts exported with `--outputs sentence,tokens`."""
+"""Token output: a vector for each token, from artifacts exported with `--outputs sentence,tokens`."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from sbert_infer.artifact.onnx_file import MULTI_VECTOR, TOKENS, Manifest
-from sbert_infer.encode.pipeline import Pipeline
-from sbert_infer.errors import CallTooLargeError, EngineError, TextError, TruncationError
-from sbert_infer.text.batching import Batch, plan_batches
-from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
+from sbert_infer.artifact.manifest import MULTI_VECTOR, TOKENS, Manifest
+from sbert_infer.backends.base import Array
+from sbert_infer.encode.options import EncodeOptions
+from sbert_infer.encode.output import Collector, Indices, Output, Window, not_finite
+from sbert_infer.encode.results import convert_each
+from sbert_infer.errors import CallTooLargeError
+from sbert_infer.text.tokenizer import TokenizedTexts
 
-__all__ = ["TokenVectors", "check_has_tokens", "run_batches", "run_tokens", "token_vectors"]
-
-Array = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.int64]
-# A batch's ids and attention mask, and which of its tokens' vectors are wanted, all [rows, length].
-Prepare = Callable[[Batch], tuple[Ids, Ids, npt.NDArray[np.bool_]]]
-
-
-@dataclass(frozen=True)
-class TokenVectors:
-    """What was asked for, and what it was made of."""
-
-    vectors: list[Array]  # of each text: [its tokens, hidden], special tokens included
-    tokens: int
-    truncated: int  # texts that were cut to the model's limit
+__all__ = ["TokenRows", "TokensOutput", "check_has_tokens", "reordered"]
 
 
 def check_has_tokens(manifest: Manifest) -> None:
@@ -42,85 +26,57 @@ def check_has_tokens(manifest: Manifest) -> None:
         raise ValueError(f"{manifest.name} has no {TOKENS}: export it with --outputs sentence,tokens")
 
 
-def token_vectors(
-    pipeline: Pipeline,
-    texts: Sequence[str],
-    prompt: str,
-    *,
-    tokenizer: Tokenizer | None = None,
-    allow_truncation: bool,
-    max_tokens: int | None = None,
-    is_wanted: Callable[[], bool] = lambda: True,
-) -> TokenVectors:
-    """The vectors of the tokens of `texts`, with `prompt` before each, in order. More than `max_tokens` are refused.
+class TokensOutput(Output):
+    """For each text [tokens, hidden], special tokens included."""
 
-    `tokenizer` is the pipeline's own by default.
-    """
-    tokenized = (tokenizer or pipeline.tokenizer)([prompt + text for text in texts])
-    if not allow_truncation and tokenized.truncated.any():
-        first, limit = int(tokenized.truncated.argmax()), pipeline.tokenizer.max_length
-        raise TruncationError(first, limit)
-    tokens = int(tokenized.lengths.sum())
-    if max_tokens is not None and tokens > max_tokens:
-        message = f"the texts have {tokens} tokens, at most {max_tokens} get vectors of their own at once"
-        raise CallTooLargeError(message, max_tokens)
-    vectors = run_tokens(pipeline, tokenized, is_wanted=is_wanted)
-    return TokenVectors(vectors, tokens, int(tokenized.truncated.sum()))
+    names = (TOKENS,)
+
+    def __init__(self, manifest: Manifest, *, max_tokens: int | None = None) -> None:
+        """With `max_tokens`, refuse texts that have more in all."""
+        check_has_tokens(manifest)
+        self._padding_side, self._max_tokens = manifest.padding_side, max_tokens
+
+    def collect(self, tokenized: TokenizedTexts) -> Collector:
+        """Return an empty list for these texts."""
+        tokens, most = tokenized.tokens(), self._max_tokens
+        if most is not None and tokens > most:
+            message = f"the texts have {tokens} tokens, at most {most} get vectors of their own at once"
+            raise CallTooLargeError(message, most)
+        return _Rows(tokenized, self._padding_side)
+
+    def gather(self, windows: Iterator[Window], count: int, single: bool, options: EncodeOptions) -> Any:
+        """Return a list of arrays or tensors, or one of those."""
+        return convert_each([vectors for window in windows for vectors in window.vectors], single, options)
 
 
-def run_tokens(pipeline: Pipeline, tokenized: TokenizedTexts, **options: Any) -> list[Array]:
-    """The vectors of all tokens of each text. The options are those of `run_batches`."""
+class TokenRows:
+    """Finds a text's own tokens in a padded row."""
 
-    def prepare(batch: Batch) -> tuple[Ids, Ids, npt.NDArray[np.bool_]]:
-        ids, mask = pipeline.pad(tokenized, batch.rows, batch.length)
-        return ids, mask, mask.astype(np.bool_)
+    def __init__(self, tokenized: TokenizedTexts, padding_side: str) -> None:
+        self.tokenized, self._left = tokenized, padding_side == "left"
 
-    return run_batches(pipeline, tokenized.lengths, prepare, **options)
-
-
-def run_batches(
-    pipeline: Pipeline,
-    lengths: Ids,
-    prepare: Prepare,
-    *,
-    at_once: int = 1,
-    max_batch_texts: int | None = None,
-    progress: Callable[[int], object] = lambda count: None,
-    is_wanted: Callable[[], bool] = lambda: True,
-) -> list[Array]:
-    """Run texts of these `lengths` in batches, `at_once` of them at a time: the wanted vectors of each, in order.
-
-    If more than one may run at once and there is only one, it runs here and now, with all cores.
-    """
-    backend = pipeline.backend
-    if not hasattr(backend, "run_tokens"):
-        raise EngineError(f"{backend.describe()} gives no token vectors: use Engine(..., device='cpu')")
-    found: list[Array] = [np.empty((0, 0), np.float32)] * len(lengths)
-    batches = plan_batches(lengths, backend.max_batch_tokens, max_batch_texts, backend.edges)
-    if at_once > 1 and len(batches) == 1:
-        progress(_run_batch(pipeline, batches[0], prepare, found, alone=True))
-        return found
-    running: deque[Future[int]] = deque()
-    try:
-        for batch in batches:
-            if not is_wanted():
-                raise EngineError("nobody waits for these vectors any more")
-            running.append(pipeline.submit(_run_batch, pipeline, batch, prepare, found))
-            if len(running) >= at_once:
-                progress(running.popleft().result())
-        while running:
-            progress(running.popleft().result())
-    finally:
-        for future in running:
-            future.cancel()
-    return found
+    def __call__(self, row: int, padded: Array) -> Array:
+        """Of `padded`, [length, ...], the part that is text `row`."""
+        count = int(self.tokenized.lengths[row])
+        return padded[len(padded) - count :] if self._left else padded[:count]
 
 
-def _run_batch(pipeline: Pipeline, batch: Batch, prepare: Prepare, out: list[Array], alone: bool = False) -> int:
-    ids, mask, wanted = prepare(batch)
-    vectors = cast(Any, pipeline.backend).run_tokens(ids, mask, alone=alone)  # [rows, length, hidden]
-    for row, its, real in zip(batch.rows.tolist(), vectors, wanted, strict=True):
-        out[row] = its[real]
-        if not np.isfinite(out[row]).all():
-            raise TextError(f"text {row}: the model gives NaN or infinity", row, is_finite=False)
-    return len(batch.rows)
+class _Rows(Collector):
+    def __init__(self, tokenized: TokenizedTexts, padding_side: str) -> None:
+        self._own = TokenRows(tokenized, padding_side)
+        self._each: list[Array] = [np.empty((0, 0), np.float32)] * len(tokenized.lengths)
+
+    def put(self, rows: Indices, found: Sequence[Array]) -> Indices:
+        bad = [rows[:0]]
+        for at, row in enumerate(rows.tolist()):
+            self._each[row] = self._own(row, found[0][at]).copy()  # not a view, which would keep the whole batch
+            bad.append(not_finite(rows[at : at + 1], self._each[row][None]))
+        return np.concatenate(bad)
+
+    def result(self, order: Indices | None) -> list[Array]:
+        return reordered(self._each, order)
+
+
+def reordered(each: list[Array], order: Indices | None) -> list[Array]:
+    """The arrays in this order. Those of identical texts are copies, not the same memory twice."""
+    return each if order is None else [each[row].copy() for row in order.tolist()]

@@ -6,24 +6,22 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from sbert_infer.encode.results import finish
-from sbert_infer.encode.sparse import SparseRows
+from sbert_infer.backends.base import Array
+from sbert_infer.encode.output import Indices, Output
 from sbert_infer.errors import DeadlineError, TextError
 from sbert_infer.scheduling.request import Request
-from sbert_infer.text.inputs import OnTruncate, Text, characters
+from sbert_infer.text.inputs import characters
 from sbert_infer.text.tokenizer import TokenizedTexts
+from sbert_infer.types import Encoded, OnTruncate, Text
 
-__all__ = ["CLOSED", "Call", "CallOptions", "Deadlines", "Encoded", "guess_tokens", "succeed", "within"]
+__all__ = ["CLOSED", "Call", "CallOptions", "Deadlines", "guess_tokens", "succeed", "within"]
 
-Indices = npt.NDArray[np.int64]
-Vectors = npt.NDArray[np.float32]
 Result = TypeVar("Result")
 
 CLOSED = "the engine was closed during this call"
@@ -32,20 +30,11 @@ _LOOK_S = 0.01  # for each look at all deadlines takes a moment
 _LATE = "the call was not done in time: raise timeout_s, or send fewer texts at once"
 
 
-class Encoded(NamedTuple):
-    """What a call gives: the vectors, and what they were made of."""
-
-    vectors: Any  # an array [texts, dim], or [dim] for one text; of a sparse encoder, `SparseRows`
-    tokens: int  # of all texts, prompts and special ones included, after truncation
-    truncated: int  # texts that were cut to the model's limit
-
-
 class CallOptions(NamedTuple):
     """What a caller asks for."""
 
     prompt: str
-    dim: int
-    normalize: bool
+    output: Output
     on_truncate: OnTruncate
     deadline: float
     other_side: bool = False  # whether long texts are cut at the other end than the model's own
@@ -72,10 +61,9 @@ class Call(Request):
         prompt_length: int = 0,
         guess: int,  # of tokens, until they are read
         read: Read,
-        make_rows: Callable[[int], Any],  # what the vectors of so many texts are put into: an array, or `SparseRows`
     ) -> None:
         super().__init__(None, arrival=arrival, deadline=options.deadline, prompt_length=prompt_length)
-        self._inverse, self._options, self._read, self._make_rows = inverse, options, read, make_rows
+        self._inverse, self._options, self._read = inverse, options, read
         self._texts: list[Text] | None = None
         self.future: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
         if isinstance(content, TokenizedTexts):
@@ -99,20 +87,18 @@ class Call(Request):
 
     def _keep(self, tokenized: TokenizedTexts) -> None:
         self.tokenized = tokenized
-        self._vectors = self._make_rows(len(tokenized.lengths))
+        self._collector = self._options.output.collect(tokenized)
         self.set_lengths(tokenized.lengths)
 
-    def store(self, rows: Indices, vectors: Vectors) -> None:
-        """Keep the vectors of some texts."""
-        self._vectors[rows] = vectors
+    def store(self, rows: Indices, found: Sequence[Array]) -> Indices:
+        """Keep the output of some texts, and return those with NaN or infinity."""
+        return self._collector.put(rows, found)
 
     def result(self) -> tuple[Encoded | None, Exception | None]:
         """What was asked for, made of the vectors, which are all there."""
         inverse, tokenized = self._inverse, self.tokenized
         try:
-            vectors = self._vectors if inverse is None else self._vectors[inverse]
-            if not isinstance(vectors, SparseRows):
-                vectors = finish(vectors, self._options.dim, self._options.normalize)
+            vectors = self._collector.result(inverse)
             return Encoded(vectors, tokenized.tokens(inverse), tokenized.cut(inverse)), None
         except Exception as error:  # whatever it is, somebody waits
             return None, error

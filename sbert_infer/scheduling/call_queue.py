@@ -4,41 +4,58 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from sbert_infer.encode.pipeline import unique_texts
-from sbert_infer.encode.sparse import is_sparse, sparse_rows
-from sbert_infer.engine import Engine
+from sbert_infer.backends.base import Backend
+from sbert_infer.encode.output import Indices
+from sbert_infer.encode.pipeline import Pipeline, unique_texts
 from sbert_infer.errors import EngineError, TruncationError, WorkerError
-from sbert_infer.scheduling.call import CLOSED, Call, CallOptions, Deadlines, Encoded, guess_tokens
+from sbert_infer.scheduling.call import CLOSED, Call, CallOptions, Deadlines, guess_tokens
 from sbert_infer.scheduling.scheduler import Limits, Scheduler
+from sbert_infer.scheduling.stats import AsyncStats, CallCounts
 from sbert_infer.scheduling.tokenizer_pool import TokenizerPool
-from sbert_infer.scheduling.workers import Observe, Workers
-from sbert_infer.text.inputs import Text
-from sbert_infer.text.tokenizer import TokenizedTexts
+from sbert_infer.scheduling.workers import Workers
+from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
+from sbert_infer.types import Encoded, Observe, Text
 
 __all__ = ["CallQueue"]
-
-Indices = npt.NDArray[np.int64]
 
 
 class CallQueue:
     """The queue of one engine, and the threads that work it off. For one event loop."""
 
-    def __init__(self, engine: Engine, limits: Limits, *, hang_timeout_s: float, observe: Observe) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        limits: Limits,
+        *,
+        outputs: Sequence[str],
+        include_prompt: bool,
+        replace_backend: Callable[[], Backend],
+        tokenizer_of_other_side: Callable[[int], Tokenizer],
+        hang_timeout_s: float,
+        observe: Observe,
+    ) -> None:
+        """Start the workers.
+
+        Args:
+            pipeline: runs the texts.
+            limits: of batches and of the queue.
+            outputs: of the graph that every call needs.
+            include_prompt: whether pooling includes the prompt's tokens.
+            replace_backend: opens the model again, and returns the backend used until then.
+            tokenizer_of_other_side: loads a tokenizer that cuts long texts at their other end.
+            hang_timeout_s: a batch that runs for longer is given up.
+            observe: told of what happens.
+
+        """
         self.scheduler = Scheduler(limits)
-        self._manifest, self._pipeline, self._observe = engine.manifest, engine._open(), observe
+        self._pipeline, self._observe = pipeline, observe
         self.workers = Workers(
-            self.scheduler, self._pipeline, engine.replace_backend, hang_timeout_s=hang_timeout_s, observe=observe
+            self.scheduler, pipeline, outputs, replace_backend, hang_timeout_s=hang_timeout_s, observe=observe
         )
-        self.tokenizers = TokenizerPool(
-            self._pipeline, engine._tokenizer_of_other_side, include_prompt=engine.manifest.include_prompt
-        )
+        self.tokenizers = TokenizerPool(pipeline, tokenizer_of_other_side, include_prompt=include_prompt)
         self._calls: set[Call] = set()
         self._deadlines = Deadlines(self._calls)
         self._closed = False
@@ -62,6 +79,25 @@ class CallQueue:
         tokenized = await self.tokenizers.check(ids, options.deadline, options.other_side)
         self._check_truncation(tokenized, None, options)
         return await self._run(tokenized, None, options, arrival)
+
+    def stats(self, counts: CallCounts, *, ready: bool) -> AsyncStats:
+        """Return counters and gauges, as of now."""
+        scheduler, workers = self.scheduler, self.workers
+        with workers.changed:
+            return AsyncStats(
+                ready=ready,
+                queued_texts=scheduler.queued_texts,
+                queued_tokens=scheduler.queued_tokens,
+                oldest_age_s=scheduler.oldest_age(time.monotonic()),
+                running_batches=len(scheduler.running),
+                tokens_per_s=scheduler.tokens_per_s,
+                **{name: counts.totals[name] for name in ("requests", "texts", "tokens", "truncated")},
+                batches=scheduler.batches,
+                batch_tokens=scheduler.batch_tokens,
+                padded_tokens=scheduler.padded_tokens,
+                restarts=workers.restarts,
+                errors=dict(counts.errors),
+            )
 
     async def close(self, until: float) -> None:
         """Fail what is under way, and stop. What runs has until then, and at least a second."""
@@ -89,7 +125,6 @@ class CallQueue:
             prompt_length=prompt_length,
             guess=0 if isinstance(content, TokenizedTexts) else self._guess(content, options),
             read=self._read,
-            make_rows=self.make_rows,
         )
         self._check(call.tokens, call.deadline)
         self.scheduler.add(call)
@@ -111,12 +146,6 @@ class CallQueue:
         tokenized, skip = self.tokenizers.tokenize_little(texts, options.prompt)
         self._check_truncation(tokenized, inverse, options)
         return tokenized, skip
-
-    def make_rows(self, texts: int) -> Any:
-        """What the vectors of so many texts are put into."""
-        if is_sparse(self._manifest):
-            return sparse_rows(self._manifest)(texts)
-        return np.empty((texts, self._manifest.dim), np.float32)
 
     def _drop(self, call: Call) -> None:
         with self.workers.changed:

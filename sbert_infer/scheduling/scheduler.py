@@ -17,13 +17,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sbert_infer.backends.base import Backend
 from sbert_infer.errors import CallTooLargeError, OverloadedError
 from sbert_infer.scheduling.request import Part, Request, Work
-from sbert_infer.text.batching import plan_batches
+from sbert_infer.text.batching import cut_batches
 
 __all__ = ["Limits", "Scheduler"]
 
@@ -61,6 +63,23 @@ class Limits:
     max_queue_tokens: int = 2**20
     max_delay_s: float = 0.002
     max_wait_s: float = 1.0
+
+    @classmethod
+    def of(
+        cls,
+        backend: Backend,
+        max_batch_tokens: int | None,
+        *,
+        max_length: int,
+        max_batch_texts: int | None,
+        **rest: Any,
+    ) -> Limits:
+        """Return limits within those of `backend`, whose best `max_batch_tokens` is the default."""
+        if max_batch_tokens is not None and not 1 <= max_batch_tokens <= backend.max_batch_tokens:
+            raise ValueError(f"max_batch_tokens must be 1 to {backend.max_batch_tokens}, the engine's own")
+        budget, least = max_batch_tokens or backend.max_batch_tokens, backend.min_batch_tokens
+        batches = (budget, min(budget, least), backend.workers, max_length, max_batch_texts, backend.edges)
+        return cls(*batches, **rest)
 
     @cached_property
     def quantum(self) -> int:
@@ -296,7 +315,7 @@ class Scheduler:
         planned: list[tuple[int, Work]] = []
         for prompt in np.unique(prompts):  # the model takes one prompt length for a whole batch
             texts = np.flatnonzero(prompts == prompt)
-            for batch in plan_batches(lengths[texts], budget, most, edges=self.limits.edges):
+            for batch in cut_batches(lengths[texts], budget, most, edges=self.limits.edges):
                 chosen = np.sort(texts[batch.rows])
                 cuts = np.flatnonzero(np.diff(owners[chosen])) + 1
                 pieces = [(parts[owners[piece[0]]][0], rows[piece]) for piece in np.split(chosen, cuts)]

@@ -9,26 +9,24 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from sbert_infer.backends.base import Backend
+from sbert_infer.backends.base import Backend, Batch
 from sbert_infer.encode.pipeline import Pipeline
 from sbert_infer.errors import WorkerError
 from sbert_infer.scheduling.call import Call, succeed
 from sbert_infer.scheduling.request import Part, Request, Work
 from sbert_infer.scheduling.scheduler import Scheduler
-from sbert_infer.text.batching import plan_batches
+from sbert_infer.text.batching import cut_batches
 from sbert_infer.text.tokenizer import TokenizedTexts
+from sbert_infer.types import Observe
 
-__all__ = ["Observe", "Workers", "find_faults"]
+__all__ = ["Workers", "find_faults"]
 
-Vectors = npt.NDArray[np.float32]
-Observe = Callable[[str, float], object]
 
 _WATCH_S = 0.2
 _RETRY_S = 1.0
@@ -64,6 +62,7 @@ class Workers:
         self,
         scheduler: Scheduler,
         pipeline: Pipeline,
+        outputs: Sequence[str],
         replace_backend: Callable[[], Backend],
         *,
         hang_timeout_s: float,
@@ -72,7 +71,8 @@ class Workers:
         self.changed = threading.Condition()
         self.restarts = 0
         self.problem = ""  # why there are no workers, if there is no hope that there soon will be
-        self._scheduler, self._pipeline, self._replace_backend = scheduler, pipeline, replace_backend
+        self._scheduler, self._pipeline, self._outputs = scheduler, pipeline, tuple(outputs)
+        self._replace_backend = replace_backend
         self._hang_timeout_s, self._observe = hang_timeout_s, observe
         self._probe = _probe(pipeline)
         self._backend: Backend | None = None  # that the current threads use
@@ -151,21 +151,21 @@ class Workers:
         work.last_started = time.monotonic()
         calls = [(cast(Call, request), rows) for request, rows in parts]
         tokenized = TokenizedTexts.joined((call.tokenized, rows) for call, rows in calls)
-        ids, mask = self._pipeline.pad(tokenized, np.arange(len(tokenized.lengths)), work.length)  # [texts, length]
-        vectors = backend.run(ids, mask, work.prompt_length, alone=work.alone)  # [texts, dim]
-        finite: npt.NDArray[np.bool_] = np.isfinite(vectors).all(axis=1)  # type: ignore[assignment]
+        rows = np.arange(len(tokenized.lengths))
+        batch = self._pipeline.make_batch(tokenized, rows, work.length, work.prompt_length)
+        found = backend.run(batch, self._outputs, alone=work.alone)  # each [texts, ...]
         bad: list[Part] = []
         stop = 0
         for call, rows in calls:
             start, stop = stop, stop + len(rows)
-            call.store(rows, vectors[start:stop])
-            if not all(finite[start:stop].tolist()):
-                bad.append((call, rows[~finite[start:stop]]))
+            failed = call.store(rows, [values[start:stop] for values in found])
+            if len(failed):
+                bad.append((call, failed))
         return bad
 
     def _check(self, backend: Backend) -> None:
         """Raise if `backend` can't run an ordinary text either."""
-        if not np.isfinite(backend.run(*self._probe)).all():
+        if not all(np.isfinite(values).all() for values in backend.run(self._probe, self._outputs)):
             raise ArithmeticError("it gives NaN or infinity for an ordinary text")
 
     def _finish(self, work: Work, faults: list[Fault]) -> None:
@@ -288,9 +288,9 @@ def _halves(parts: list[Part]) -> list[list[Part]]:
     return [half for half in (texts[:middle], texts[middle:]) if half]
 
 
-def _probe(pipeline: Pipeline) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Ids and mask of an ordinary text, [1, length]."""
+def _probe(pipeline: Pipeline) -> Batch:
+    """Return a batch of one ordinary text."""
     tokenized = pipeline.tokenizer(["a"])
     backend = pipeline.backend
-    (batch,) = plan_batches(tokenized.lengths, backend.max_batch_tokens, edges=backend.edges)
-    return pipeline.pad(tokenized, batch.rows, batch.length)
+    (batch,) = cut_batches(tokenized.lengths, backend.max_batch_tokens, edges=backend.edges)
+    return pipeline.make_batch(tokenized, batch.rows, batch.length)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Batch", "bucket_edges", "plan_batches"]
+__all__ = ["BatchRows", "bucket_edges", "cut_batches"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -18,19 +18,19 @@ BATCH_COST_TOKENS = 16
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Texts that run together, padded to `length` tokens."""
+class BatchRows:
+    """Which texts run together, padded to `length` tokens."""
 
     rows: Indices
     length: int
 
 
-def plan_batches(
+def cut_batches(
     lengths: Indices,
     max_batch_tokens: int,
     max_batch_texts: int | None = None,
     edges: Sequence[int] | None = None,
-) -> list[Batch]:
+) -> list[BatchRows]:
     """Cut texts, sorted by length, into batches of at most `max_batch_tokens` tokens, padding included.
 
     The cuts are those that cost the least: the tokens that run, padding included, and a little for
@@ -38,7 +38,7 @@ def plan_batches(
     only lengths that run are the edges. The longest come first, so that the short batches at the
     end fill whatever worker is free. A text longer than the budget runs alone.
 
-    >>> [batch.rows.tolist() for batch in plan_batches(np.array([35, 90, 36, 40]), max_batch_tokens=120)]
+    >>> [batch.rows.tolist() for batch in cut_batches(np.array([35, 90, 36, 40]), max_batch_tokens=120)]
     [[1], [3, 2, 0]]
     """
     order = np.argsort(-lengths, kind="stable")
@@ -49,7 +49,7 @@ def plan_batches(
     start = 0
     while start < len(order):
         stop = start + int(counts[start])
-        batches.append(Batch(order[start:stop], int(padded[start])))
+        batches.append(BatchRows(order[start:stop], int(padded[start])))
         start = stop
     return batches
 

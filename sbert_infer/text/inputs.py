@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from sbert_infer.types import Text
+
 __all__ = [
-    "OnTruncate",
-    "Pair",
-    "Side",
-    "Text",
     "as_list",
     "as_pairs",
     "as_texts",
@@ -21,12 +19,6 @@ __all__ = [
     "check_texts",
     "prepend",
 ]
-
-Pair = tuple[str, str]  # that a reranker scores
-Text = str | Pair  # what makes one row of a batch
-
-OnTruncate = Literal["warn", "error", "ignore"]  # what to do about a text that is longer than the model's limit
-Side = Literal["left", "right"]  # where such a text is cut
 
 
 def as_texts(inputs: Any) -> tuple[Iterable[str], bool]:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sbert_infer.text.inputs import Pair, Text
 from sbert_infer.text.tokenizer import LONG, TokenizedTexts, Tokenizer
+from sbert_infer.types import Pair, Text
 
 __all__ = ["PairTokenizer", "keep"]
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from sbert_infer.text.inputs import Text
+from sbert_infer.types import Text
 
 __all__ = ["TokenizedTexts", "Tokenizer"]
 
@@ -36,7 +36,13 @@ class TokenizedTexts:
     starts: Ids
     lengths: Ids
     truncated: npt.NDArray[np.bool_]
-    types: Ids | None = None  # beside `ids`: 1 for tokens of the second text of a pair, where the model wants to know
+    types: Ids | None = None  # beside `ids`: 1 for the second text of a pair, in models that tell them apart
+    attended: Ids | None = None  # of each text: its first tokens that are attended to; None for all
+
+    def span(self, row: int) -> tuple[int, int]:
+        """Where the ids of a text start, and their end offset (exclusive)."""
+        start = int(self.starts[row])
+        return start, start + int(self.lengths[row])
 
     def tokens(self, rows: Ids | None = None) -> int:
         """How many all texts have, or some of them."""
@@ -46,20 +52,18 @@ class TokenizedTexts:
         """How many texts were truncated, of all or of some."""
         return int(np.count_nonzero(self.truncated if rows is None else self.truncated[rows]))
 
-    def padded(self, rows: Ids, length: int, pad_id: int, padding_side: str) -> tuple[Ids, Ids]:
-        """`input_ids` and `attention_mask` of some texts, both [len(rows), length].
-
-        With token types, the mask is 2 for the second text of a pair.
-        """
+    def padded(self, rows: Ids, length: int, pad_id: int, padding_side: str) -> tuple[Ids, Ids, Ids | None]:
+        """Token ids, attention mask and token types (or None) of some texts, each [rows, length]."""
         position = np.arange(length)[None, :]
         lengths = self.lengths[rows, None]  # [rows, 1]
         if padding_side == "left":
             position = position - (length - lengths)
-        mask = (position >= 0) & (position < lengths)  # [rows, length]
-        where = np.where(mask, self.starts[rows, None] + position, 0)
+        own = (position >= 0) & (position < lengths)  # [rows, length]
+        mask = own if self.attended is None else own & (position < self.attended[rows, None])
+        where = np.where(own, self.starts[rows, None] + position, 0)
         ids = self.ids if len(self.ids) else np.zeros(1, np.int64)  # no token at all: every text is empty
-        segment = mask.astype(np.int64) if self.types is None else np.where(mask, 1 + self.types[where], 0)
-        return np.where(mask, ids[where], pad_id), segment
+        types = None if self.types is None else np.where(own, self.types[where], 0)
+        return np.where(own, ids[where], pad_id), mask.astype(np.int64), types
 
     @classmethod
     def joined(cls, parts: Iterable[tuple[TokenizedTexts, Ids]]) -> TokenizedTexts:

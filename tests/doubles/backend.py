@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ import numpy.typing as npt
 import pytest
 
 from sbert_infer import Engine
+from sbert_infer.artifact.manifest import SENTENCE
+from sbert_infer.backends.base import Backend, Batch
 
 Vectors = npt.NDArray[np.float32]
 
@@ -26,18 +28,20 @@ class FakeBackend:
     max_batch_tokens = 128
     min_batch_tokens = 16
     edges: tuple[int, ...] | None = None
+    outputs: tuple[str, ...] = (SENTENCE,)
 
     def __init__(self, fault: Callable[[Vectors], object] = lambda vectors: None) -> None:
         self.fault = fault
         self.seen: list[int] = []  # texts in each batch
         self.closed = False
 
-    def run(self, input_ids: Any, attention_mask: Any, prompt_length: int = 0, *, alone: bool = False) -> Vectors:
-        self.seen.append(len(input_ids))
-        places = np.arange(1, input_ids.shape[1] + 1) * attention_mask
-        vectors: Vectors = np.sin((input_ids * places).sum(1, keepdims=True) + np.arange(32)).astype(np.float32)
+    def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> list[Vectors]:
+        assert list(outputs) == [SENTENCE]
+        self.seen.append(len(batch.ids))
+        places = np.arange(1, batch.shape[1] + 1) * batch.mask
+        vectors: Vectors = np.sin((batch.ids * places).sum(1, keepdims=True) + np.arange(32)).astype(np.float32)
         self.fault(vectors)
-        return vectors
+        return [vectors]
 
     def describe(self) -> str:
         return "fake"
@@ -46,11 +50,17 @@ class FakeBackend:
         self.closed = True
 
 
+def run_ids(backend: Backend, ids: Any, mask: Any, prompt_length: int = 0, *, alone: bool = False) -> Vectors:
+    """Run a batch of these arrays, [rows, length], and return the model's first output."""
+    (found,) = backend.run(Batch(ids, mask, None, prompt_length), backend.outputs[:1], alone=alone)
+    return found
+
+
 def install(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend]:
     """Give `engine` a fake instead of its model. Another joins the list whenever the engine opens its model again."""
     fakes = [FakeBackend()]
-    engine._open().backend.close()
-    engine._open().backend = fakes[0]
+    engine.pipeline.backend.close()
+    engine.pipeline.backend = fakes[0]
 
     def open_fake(*_: object) -> FakeBackend:
         fakes.append(FakeBackend())

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from sbert_infer.backends.tensorrt.profiles import Profile
+from sbert_infer.artifact.profiles import Profile
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from tests.doubles.cuda import Machine, Misuse
 

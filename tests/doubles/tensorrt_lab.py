@@ -9,9 +9,10 @@ import numpy.typing as npt
 import onnxruntime
 import pytest
 
+from sbert_infer.artifact.profiles import Profile
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.backend import TensorRTBackend
-from sbert_infer.backends.tensorrt.profiles import Profile
+from tests.doubles.backend import run_ids
 from tests.doubles.cuda import REAL_CUDA, DoubleRuntime, Machine, double_driver
 from tests.doubles.tensorrt import MAGIC, double_tensorrt
 from tests.models.tensorrt_models import DIM, VOCABULARY, small_encoder
@@ -69,7 +70,7 @@ def expected(ids: Ids, mask: Ids, model: bytes = MODEL, **inputs: Any) -> npt.ND
 
 def check(backend: TensorRTBackend, rows: int, length: int, seed: int = 0) -> None:
     ids, mask = texts(rows, length, seed)
-    np.testing.assert_allclose(backend.run(ids, mask), expected(ids, mask), atol=2e-6)
+    np.testing.assert_allclose(run_ids(backend, ids, mask), expected(ids, mask), atol=2e-6)
 
 
 SHAPES = [(rows, profile.length) for profile in PROFILES for rows in range(1, profile.max_batch + 1)]

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sbert_infer import Engine, __version__
-from sbert_infer.artifact.onnx_file import open_artifact
+from sbert_infer.artifact import open_artifact
 from sbert_infer.export import exporter
 from sbert_infer.export.cli import main
 from sbert_infer.export.families import sentence

@@ -125,7 +125,7 @@ def test_buckets_follow_the_lengths_given(make_checkpoint: MakeCheckpoint, tmp_p
     assert invoke(make_checkpoint(), *options, "--calibration", texts, "--force").exit_code == 0
     with Engine("tiny-bert.plan", device="cpu") as engine:
         engine.encode(TEXTS)
-        longest = int(engine._open().tokenizer(TEXTS).lengths.max())
+        longest = int(engine.pipeline.tokenizer(TEXTS).lengths.max())
     edges = [profile.length for profile in open_plan(Path("tiny-bert.plan")).profiles]
     assert -(-longest // 8) * 8 in edges
 

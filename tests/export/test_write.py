@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from sbert_infer import Engine
 from sbert_infer._util.files import StagedFile
-from sbert_infer.artifact.onnx_file import open_artifact
+from sbert_infer.artifact import open_artifact
 from sbert_infer.errors import ArtifactError, CorruptError
 from sbert_infer.export import write as save
 from sbert_infer.export.cli import main

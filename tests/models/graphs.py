@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 
-from sbert_infer.artifact.onnx_file import open_artifact
+from sbert_infer.artifact import open_artifact
 from sbert_infer.text.tokenizer import Tokenizer
 
 Array = npt.NDArray[Any]
@@ -23,7 +23,7 @@ def tokens(path: Path, texts: Sequence[str]) -> dict[str, Array]:
     manifest = artifact.manifest
     tokenized = Tokenizer(artifact.tokenizer_json, manifest.max_length, manifest.truncation_side)(texts)
     rows, length = np.arange(len(texts)), int(tokenized.lengths.max())
-    ids, mask = tokenized.padded(rows, length, manifest.pad_id, manifest.padding_side)
+    ids, mask, _ = tokenized.padded(rows, length, manifest.pad_id, manifest.padding_side)
     return {"input_ids": ids, "attention_mask": mask}
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from sbert_infer import AsyncEngine, Engine, EngineError, TextError, WorkerError
 from sbert_infer.scheduling.workers import Workers
-from tests.doubles.backend import FakeBackend, Gate, Vectors, install, run, until
+from tests.doubles.backend import FakeBackend, Gate, Vectors, install, run, run_ids, until
 from tests.models.checkpoints import TEXTS
 
 
@@ -25,10 +25,10 @@ def fakes(small: Engine, monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend]:
 
 def vector_of(engine: Engine, text: str) -> Vectors:
     """What the fake makes of a text, as it comes out of the model."""
-    pipeline = engine._open()
+    pipeline = engine.pipeline
     tokenized = pipeline.tokenizer(["sort these by topic: " + text])
-    ids, mask = pipeline.pad(tokenized, np.array([0]), int(tokenized.lengths[0]))
-    vector: Vectors = FakeBackend().run(ids, mask)[0]
+    batch = pipeline.make_batch(tokenized, np.array([0]), int(tokenized.lengths[0]))
+    vector: Vectors = run_ids(FakeBackend(), batch.ids, batch.mask)[0]
     return vector
 
 
@@ -58,7 +58,7 @@ def test_a_tokenizer_that_fails_on_a_text_fails_only_its_call(
     error: BaseException, message: str, small: Engine, fakes: list[FakeBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = small.encode(TEXTS)
-    tokenizer = small._open().tokenizer
+    tokenizer = small.pipeline.tokenizer
     tokenize = type(tokenizer).__call__
 
     def fail(self: Any, texts: Any) -> Any:
@@ -355,6 +355,6 @@ def test_after_too_many_hung_workers_only_a_new_process_helps(
 
 def test_another_model_in_the_same_file_is_not_opened(small: Engine, export_checkpoint: Callable[..., Path]) -> None:
     other = export_checkpoint("bert")
-    small._artifact = type(small._artifact)(other, small.manifest, small._artifact.tokenizer_json)
+    small.artifact = type(small.artifact)(other, small.manifest, small.artifact.tokenizer_json)
     with pytest.raises(EngineError, match="is another model than the one that was opened"):
         small.replace_backend()

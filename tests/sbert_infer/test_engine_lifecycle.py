@@ -15,6 +15,7 @@ import pytest
 
 import sbert_infer
 from sbert_infer import Engine, EngineError
+from sbert_infer.backends.base import Batch
 from tests.models.checkpoints import TEXTS
 
 
@@ -107,13 +108,13 @@ def test_close_during_a_call(small_onnx: Path) -> None:
     texts = [f"{text} {number}" for number in range(200) for text in TEXTS]
     failures: list[BaseException] = []
     running = threading.Event()
-    run_batch = engine._pipeline.run_batch  # type: ignore[union-attr]
+    make_batch = engine.pipeline.make_batch
 
-    def tell(*arguments: Any) -> int:
+    def tell(*arguments: Any) -> Batch:
         running.set()
-        return run_batch(*arguments)
+        return make_batch(*arguments)
 
-    engine._pipeline.run_batch = tell  # type: ignore[method-assign, union-attr]
+    engine.pipeline.make_batch = tell  # type: ignore[method-assign, assignment]
 
     def encode() -> None:
         try:

@@ -28,7 +28,8 @@ from sbert_infer import (
     SbertInferWarning,
     TruncationError,
 )
-from sbert_infer.artifact.onnx_file import append_metadata, open_artifact
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.onnx_file import append_metadata
 from sbert_infer.export.exporter import export
 from sbert_infer.text.pair_tokenizer import PairTokenizer
 from tests.models.cross_encoders import PAIRS, cross_encoder, write_cross_encoder
@@ -134,8 +135,8 @@ def test_rank(reranker: Reranker, reference: CrossEncoder, documents: list[str],
 
 
 def test_a_score_does_not_depend_on_its_batch(reranker: Reranker) -> None:
-    together = reranker._engine._open().run_together(PAIRS)
-    alone = np.concatenate([reranker._engine._open().run_together([pair]) for pair in PAIRS])
+    together = reranker.pipeline.run_together(PAIRS)
+    alone = np.concatenate([reranker.pipeline.run_together([pair]) for pair in PAIRS])
     np.testing.assert_allclose(together, alone, rtol=0, atol=1e-5)
     assert np.ptp(alone) > 0.1
 
@@ -290,10 +291,11 @@ def test_pairs_are_tokenized_and_cut_as_by_transformers(
     expected = reference(first, second, padding=True, truncation="longest_first", return_tensors="np")
     tokenized = ours(pairs)
     width = expected["input_ids"].shape[1]
-    ids, mask = tokenized.padded(np.arange(len(pairs)), width, reference.pad_token_id, "right")
-    types = expected.get("token_type_ids", 0) * expected["attention_mask"]
+    ids, mask, types = tokenized.padded(np.arange(len(pairs)), width, reference.pad_token_id, "right")
     np.testing.assert_array_equal(ids, expected["input_ids"])
-    np.testing.assert_array_equal(mask, expected["attention_mask"] + types)
+    np.testing.assert_array_equal(mask, expected["attention_mask"])
+    wanted = expected.get("token_type_ids", 0) * expected["attention_mask"]
+    np.testing.assert_array_equal(np.zeros_like(ids) if types is None else types, wanted)
     whole = [len(row) for row in reference(first, second)["input_ids"]]
     assert tokenized.truncated.tolist() == [length > LIMIT for length in whole]
 
@@ -324,7 +326,7 @@ def test_a_long_text_may_be_cut_before_it_is_tokenized(
 
 def test_two_long_texts_take_no_more_memory_than_one(reranker: Reranker) -> None:
     """`tokenizers` by itself would make a million combinations of what it cuts off."""
-    tokenizer = reranker._engine._open().tokenizer
+    tokenizer = reranker.pipeline.tokenizer
     tokenized = tokenizer([(" ".join(TEXTS) * 100, " ".join(TEXTS) * 101)])
     assert tokenized.lengths.tolist() == [MAX_LENGTH]
     assert tokenized.truncated.all()

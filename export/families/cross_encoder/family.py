@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from sbert_infer.artifact.onnx_file import RERANKER, SCORES, Manifest
+from sbert_infer.artifact.manifest import RERANKER, SCORES, Manifest
 from sbert_infer.errors import ExportError
 from sbert_infer.export.checkpoint.transformer import TokenCounter
 from sbert_infer.export.families.cross_encoder.checkpoint import (
@@ -28,7 +28,7 @@ from sbert_infer.export.families.family import Family
 from sbert_infer.export.graph.trace import build_graph
 from sbert_infer.export.options import ExportOptions
 from sbert_infer.export.precision.int8 import Batch, calibration_samples
-from sbert_infer.text.inputs import Pair
+from sbert_infer.types import Pair
 
 __all__ = ["CrossEncoder"]
 
@@ -96,7 +96,7 @@ class CrossEncoder(Family):
         return probe_pairs(count_tokens, self.checkpoint.max_length)
 
     def _draft_manifest(self) -> Manifest:
-        return self._common_manifest(
+        return self.common_manifest(
             dim=len(self.cross_encoder.labels),
             pooling=(),
             include_prompt=True,

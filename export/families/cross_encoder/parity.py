@@ -15,7 +15,7 @@ from sbert_infer.export.families.cross_encoder.reference import PairReference
 from sbert_infer.export.verify.candidate import PairCandidate
 from sbert_infer.export.verify.parity import in_batches, mixed_batches, refusing_failures
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH, ODD, SENTENCES, probe_texts
-from sbert_infer.text.inputs import Pair
+from sbert_infer.types import Pair
 
 __all__ = ["ExpectedScores", "ScoreCertificate", "certify_scores", "expect_scores", "probe_pairs"]
 

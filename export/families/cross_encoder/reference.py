@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sbert_infer.export.checkpoint.transformer import load_tokenizer
 from sbert_infer.export.families.cross_encoder.checkpoint import CrossEncoderCheckpoint
 from sbert_infer.export.reference.encoder import Encoder, batches_by_length, load_encoder
-from sbert_infer.text.inputs import Pair
+from sbert_infer.types import Pair
 
 __all__ = ["PairReference", "load_pair_reference"]
 

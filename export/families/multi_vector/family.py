@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from sbert_infer.artifact.onnx_file import MULTI_VECTOR, TOKENS, Manifest
+from sbert_infer.artifact.manifest import MULTI_VECTOR, TOKENS, Manifest
 from sbert_infer.export.checkpoint.modules import NormalizeSpec
 from sbert_infer.export.families.family import Family
 from sbert_infer.export.families.multi_vector.checkpoint import (
@@ -104,7 +104,7 @@ class MultiVectorEncoder(Family):
 
     def _draft_manifest(self) -> Manifest:
         modules = self.checkpoint.modules
-        return self._common_manifest(
+        return self.common_manifest(
             dim=self.multi_vector.dim,
             pooling=(),
             include_prompt=True,

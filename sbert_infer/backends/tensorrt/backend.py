@@ -8,12 +8,11 @@ import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-import numpy as np
-import numpy.typing as npt
-
+from sbert_infer.artifact.manifest import SENTENCE, TOKENS
+from sbert_infer.artifact.profiles import Profile, most_tokens
+from sbert_infer.backends.base import Array, Batch
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.loaded_engine import Interface, LoadedEngine
-from sbert_infer.backends.tensorrt.profiles import Profile, most_tokens
 from sbert_infer.backends.tensorrt.slot import Pooler, Slot
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError
@@ -27,6 +26,7 @@ class TensorRTBackend:
     """Runs a serialized engine on one or more GPUs, which must be of the kind that it was built for."""
 
     threads = 1
+    outputs: tuple[str, ...] = (SENTENCE,)
     # A GPU is not busy with less: a small call is not cut into batches smaller than this.
     min_batch_tokens = 2048
 
@@ -68,7 +68,7 @@ class TensorRTBackend:
         self._trt, self._devices = trt, devices
         self._most = {profile.length: profile.max_batch for profile in profiles}
         names = ("input_ids", "attention_mask", *(["prompt_length"] if prompt_length else []))
-        interface = Interface(names, "token_embeddings" if pooler else "sentence_embedding", dim)
+        interface = Interface(names, TOKENS if pooler else SENTENCE, dim)
         self._pid, self._closed, self._changed = os.getpid(), False, threading.Condition()
         with ExitStack() as made:  # memory may run out on the way
             engines = [LoadedEngine(trt, engine, profiles, interface, device, cuda_graphs) for device in devices]
@@ -77,27 +77,21 @@ class TensorRTBackend:
             # The last of these is taken first. A slot that was used comes next again, for its
             # graphs are there.
             self._free = [_owned_slot(made, loaded, profiles, pooler) for loaded in engines * _SLOTS_PER_DEVICE][::-1]
-            # Whoever forgets to close it has the memory back with the object, or at the
-            # interpreter's end.
+            # If never closed, memory is freed with the object, or at the interpreter's end.
             self._free_all = weakref.finalize(self, _close_in, self._pid, made.pop_all())
 
-    def run(
-        self,
-        input_ids: npt.NDArray[np.int64],
-        attention_mask: npt.NDArray[np.int64],
-        prompt_length: int = 0,
-        *,
-        alone: bool = False,
-    ) -> npt.NDArray[np.float32]:
-        """[batch, length] ids and mask -> [batch, dim] vectors. The length must be one of `edges`."""
-        rows, length = input_ids.shape
+    def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> list[Array]:
+        """Run a batch, whose length must be one of `edges`, and return its vectors [rows, dim]."""
+        rows, length = batch.shape
+        if tuple(outputs) != self.outputs:
+            raise EngineError(f"a TensorRT engine gives {', '.join(self.outputs)} only, not {', '.join(outputs)}")
         if length not in self._most:
             raise EngineError(f"the engine runs texts padded to {self.edges} tokens, not to {length}")
         if not 1 <= rows <= self._most[length]:
             raise EngineError(f"the engine runs 1 to {self._most[length]} texts of {length} tokens, not {rows}")
         slot = self._take()
         try:
-            return slot.run(input_ids, attention_mask, prompt_length)
+            return [slot.run(batch)]
         finally:
             with self._changed:
                 self._free.append(slot)

@@ -13,8 +13,8 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
+from sbert_infer.artifact.profiles import Profile
 from sbert_infer.backends.tensorrt import cuda
-from sbert_infer.backends.tensorrt.profiles import Profile
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError
 

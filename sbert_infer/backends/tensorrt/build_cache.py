@@ -1,7 +1,7 @@
-"""TensorRT engines that were built on this machine, and the kernel timings found meanwhile, in the user's cache folder.
+"""The user's cache of TensorRT engines built on this machine, and of kernel timings.
 
-An engine's file is named by all it depends on, and begins with the sha256 of its content. A process
-that builds one holds a lock, so that others wait for it instead of building the same.
+An engine's file is named by everything it depends on, and begins with the sha256 of its content. A
+process that builds one holds a lock, so that others wait instead of building the same.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sbert_infer._util.files import staged
+from sbert_infer._util.files import locked, staged
+from sbert_infer.artifact.profiles import Profile
 from sbert_infer.backends.tensorrt.build import build_engine
-from sbert_infer.backends.tensorrt.profiles import Profile
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError
 
@@ -39,22 +39,22 @@ def cache_folder() -> Path:
 
 
 def engine_key(*parts: object) -> str:
-    """A name for what an engine depends on: model, runtime, version, GPU, profiles."""
+    """Name an engine by what it depends on: model, runtime, version, GPU, profiles."""
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
 def kept(key: str) -> bytes | None:
-    """The content kept under `key`, if there is any and it is undamaged."""
+    """The content kept under `key`; None if there is none or it is damaged."""
     return _read(_file(key))
 
 
 def forget(key: str) -> None:
-    """Keep it no longer."""
+    """Remove what is kept under `key`."""
     _file(key).unlink(missing_ok=True)
 
 
 def cached(key: str, make: Callable[[], bytes]) -> bytes:
-    """The content kept under `key`; made, and kept, if there is none or it is damaged."""
+    """The content kept under `key`; if there is none, or it is damaged, make and keep it."""
     file = _file(key)
     if (content := _read(file)) is not None:
         return content
@@ -72,7 +72,7 @@ def cached(key: str, make: Callable[[], bytes]) -> bytes:
 
 
 def build(trt: TensorRT, model: bytes, profiles: Sequence[Profile], gpu: str, **options: Any) -> bytes:
-    """Build an engine, as `build_engine` does, with the timings that earlier builds for the same GPU kept."""
+    """Call `build_engine` with the timings kept by earlier builds for the same GPU."""
     timings = cache_folder() / "timings" / f"{engine_key(trt.name, trt.version, gpu)}.timings"
     built = build_engine(trt, model, profiles, timing_cache=_read(timings) or b"", **options)
     if built.timing_cache:
@@ -87,7 +87,7 @@ def _file(key: str) -> Path:
 def _read(file: Path) -> bytes | None:
     try:
         kept = file.read_bytes()
-    except OSError:  # not there; whatever else is wrong will show when it is to be written
+    except OSError:  # missing; any other trouble will show when it is written
         return None
     digest, content = kept[:_HEX], kept[_HEX:]
     if hashlib.sha256(content).hexdigest().encode() == digest:
@@ -97,7 +97,7 @@ def _read(file: Path) -> bytes | None:
 
 
 def _keep(file: Path, content: bytes) -> None:
-    """Write it down. If that fails, it has to be made again the next time, and can still be used now."""
+    """Write `content`. If that fails, it can still be used now, and is made again next time."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with staged(file) as new:
@@ -109,22 +109,11 @@ def _keep(file: Path, content: bytes) -> None:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Hold `file` against other processes. The system lets go of it if this process dies."""
-    with file.open("a+b") as handle:
-        if sys.platform == "win32":
-            import msvcrt
-
-            handle.seek(0)
-            while True:
-                with suppress(OSError):  # after ten seconds of waiting
-                    msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK, 1)
-                    break
-        else:
-            import fcntl
-
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                logger.info("waiting for another process that builds the same engine")
-                fcntl.flock(handle, fcntl.LOCK_EX)
+    """Hold the lock `file`, and say so if another process has to finish first."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(file, wait=False))
+        except BlockingIOError:
+            logger.info("waiting for another process that builds the same engine")
+            stack.enter_context(locked(file))
         yield

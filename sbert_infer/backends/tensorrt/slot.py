@@ -15,15 +15,15 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sbert_infer.artifact.profiles import Profile
+from sbert_infer.backends.base import Array, Batch
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.loaded_engine import LoadedEngine
-from sbert_infer.backends.tensorrt.profiles import Profile
 from sbert_infer.errors import EngineError, warn
 
 __all__ = ["Pooler", "Slot"]
 
 Ids = npt.NDArray[np.int64]
-Vectors = npt.NDArray[np.float32]
 
 
 class Pooler(Protocol):
@@ -60,12 +60,12 @@ class Slot:
         self._received = _owned(made, cuda.HostBuffer(np.float32, texts * dim))
         self.output = _owned(made, cuda.DeviceBuffer(2 * tokens * dim)) if self._pooler else self._vectors
 
-    def run(self, input_ids: Ids, attention_mask: Ids, prompt_length: int) -> Vectors:
-        """[rows, length] ids and mask -> [rows, dim] vectors."""
+    def run(self, batch: Batch) -> Array:
+        """Vectors of a batch, [rows, dim]."""
         cuda.set_device(self.engine.device)
-        rows, length = input_ids.shape
+        rows, length = batch.shape
         shaped = self._context(rows, length)
-        self._send({"input_ids": input_ids, "attention_mask": attention_mask}, prompt_length, shaped.batch)
+        self._send({"input_ids": batch.ids, "attention_mask": batch.mask}, batch.prompt_length, shaped.batch)
         shaped.enqueue()
         self._pool(shaped.batch, length)
         vectors = self._receive(rows)
@@ -106,7 +106,7 @@ class Slot:
             tokens, mask, out = self.output.pointer, self.inputs["attention_mask"].pointer, self._vectors.pointer
             self._pooler(tokens, mask, out, shape, device, int(self.stream))
 
-    def _receive(self, rows: int) -> Vectors:
+    def _receive(self, rows: int) -> Array:
         """Copy the vectors out and wait for them. A copy is returned: the buffer is the next batch's."""
         found = self._received.array[: rows * self.engine.interface.dim].reshape(rows, -1)
         cuda.copy_to_host(self._received, self._vectors, found.nbytes, self.stream)

@@ -1,4 +1,4 @@
-"""The input of a job as a datasource of Ray: the same readers, the same bad rows, and the same blocks each time."""
+"""The input of a job as a Ray datasource: the same readers, bad rows, and blocks in every run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from sbert_infer.embed.read.sources import Source
 __all__ = ["ERROR", "FILE_ROWS", "TEXT", "CorpusDatasource"]
 
 TEXT, ERROR = "__text__", "error"  # columns
-FILE_ROWS = 1 << 40  # row `r` of file `f` has the number `f * FILE_ROWS + r`: unique without counting other files
+# Row `r` of file `f` has the number `f * FILE_ROWS + r`, unique without counting other files' rows.
+FILE_ROWS = 1 << 40
 
 
 class CorpusDatasource(Datasource):  # type: ignore[misc]
-    """Reads blocks of `block_rows` rows: columns `row`, the id, those carried along, the text, and what is wrong.
+    """Reads blocks of `block_rows` rows: row number, id, carried columns, error, text.
 
-    A Parquet file is read by many tasks, a file of lines by one, since nobody knows where its rows
-    begin.
+    A Parquet file is read by many tasks, a file of lines by one, since where its rows begin is
+    unknown.
     """
 
     def __init__(self, sources: Sequence[Source], columns: Columns, block_rows: int) -> None:
@@ -46,11 +47,11 @@ class CorpusDatasource(Datasource):  # type: ignore[misc]
         return "Corpus"
 
     def estimate_inmemory_data_size(self) -> int:
-        """About so many bytes."""
+        """The bytes of all files, as an estimate."""
         return self._bytes
 
     def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
-        """All tasks, whatever the parallelism: the same blocks each time."""
+        """Return all tasks, whatever the parallelism, so that every run reads the same blocks."""
         return self._tasks
 
 

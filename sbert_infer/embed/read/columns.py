@@ -1,4 +1,4 @@
-"""Columns that are carried along: one type for each, whatever the rows brought."""
+"""Columns that are carried along: one type for each, whatever the rows hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ __all__ = ["array_of", "common_schema", "concat", "conform", "to_json"]
 
 
 def array_of(values: Sequence[object]) -> pa.Array:
-    """The values as an array. Objects, and values without a common type, become JSON text, and the type says so."""
+    """Make an array of `values`.
+
+    Objects, and values without a common type, become JSON text; the array's type says so.
+    """
     try:
         array = pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
@@ -25,7 +28,7 @@ def array_of(values: Sequence[object]) -> pa.Array:
 
 
 def common_schema(schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """All columns of all schemas, each with a type that holds the values of every one of them, JSON text if need be."""
+    """All columns of all schemas, each with a type that holds every value: JSON text if need be."""
     types: dict[str, pa.DataType] = {}
     for schema in schemas:
         for field in schema:
@@ -34,7 +37,7 @@ def common_schema(schemas: Iterable[pa.Schema]) -> pa.Schema:
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table with the columns of `schema`; those that it lacks are null."""
+    """Give `table` the columns of `schema`; those it lacks are null."""
     names = set(table.schema.names)
     columns = [
         _convert(table[field.name], field.type) if field.name in names else pa.nulls(len(table), field.type)
@@ -44,7 +47,7 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def concat(tables: Sequence[pa.Table]) -> pa.Table:
-    """Tables with different columns or types, one below the other."""
+    """Stack tables with different columns or types."""
     if not tables:
         return pa.table({})
     schema = common_schema(table.schema for table in tables)
@@ -52,7 +55,10 @@ def concat(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def to_json(value: object) -> str:
-    """A value of any column as JSON: bytes in base64, dates in ISO 8601, NaN as null, what JSON lacks as text."""
+    """Write a value of any column as JSON.
+
+    Bytes become base64, dates ISO 8601, NaN null, and other types that JSON lacks text.
+    """
     try:
         return json.dumps(value, ensure_ascii=False, default=_plain, allow_nan=False)
     except ValueError:
@@ -66,7 +72,7 @@ def _plain(value: Any) -> object:
 
 
 def _without_nan(value: Any) -> object:
-    """NaN and infinity are no JSON; pandas writes them as null, too."""
+    """Replace NaN and infinity, which JSON lacks, by null, as pandas does."""
     if isinstance(value, dict):
         return {name: _without_nan(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

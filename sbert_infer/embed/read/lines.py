@@ -1,7 +1,6 @@
-"""Files of lines to blocks of rows: plain text, JSONL, CSV and TSV.
+"""Read blocks of rows from files of lines: plain text, JSONL, CSV and TSV.
 
-The standard library parses them, and not pyarrow, since one bad line must not take its neighbours
-along.
+The standard library parses them, not pyarrow, since one bad line must not spoil its neighbours.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ __all__ = ["BLOCK_ROWS", "read_lines"]
 BLOCK_ROWS = 1024
 _BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
-# A quote that is never closed would take the rest of the file: a row longer than this is set aside.
+# A quote that is never closed would swallow the rest of the file: a longer row is set aside.
 _LONGEST_FIELD = 1 << 24  # characters
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of a file of lines: its values by column, or why there are none."""
+    """A row of a file of lines: its values by column, or why it has none."""
 
     values: dict[str, Any] | Problem
     line: int
@@ -40,7 +39,7 @@ class _Row:
 
 
 def read_lines(source: Source, columns: Columns, base: int) -> Iterator[Block]:
-    """The rows of a file of lines. `base` rows come before its first."""
+    """Read a file of lines, whose first row has `base` rows before it in the whole input."""
     with source.open() as file:
         rows = _PARSERS[source.format](_without_bom(file, source.path), columns, source.path)
         start = read_bytes = 0
@@ -70,7 +69,7 @@ def _text_rows(lines: Iterable[bytes], columns: Columns, path: str) -> Iterator[
 
 def _json_rows(lines: Iterable[bytes], columns: Columns, path: str) -> Iterator[_Row]:
     for number, line in enumerate(lines, 1):
-        if line.strip():  # an empty line, at the end say, is no row
+        if line.strip():  # an empty line, such as the last one, is no row
             yield _Row(_json_object(line), number, line)
 
 
@@ -94,7 +93,7 @@ def _csv_rows(lines: Iterable[bytes], columns: Columns, path: str) -> Iterator[_
 
 
 def _tsv_rows(lines: Iterable[bytes], columns: Columns, path: str) -> Iterator[_Row]:
-    """TAB-separated files have no quotes: one that begins a field is part of it."""
+    """Parse TSV, which has no quoting: a quote that begins a field is part of it."""
     return _table_rows(lines, columns, path, delimiter="\t", quoting=csv.QUOTE_NONE)
 
 

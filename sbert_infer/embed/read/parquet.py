@@ -1,4 +1,4 @@
-"""Parquet files to blocks of rows. A row group that can't be read is one `Problem`."""
+"""Read blocks of rows from Parquet files. A row group that can't be read is one `Problem`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ BLOCK_ROWS = 4096
 
 
 def count_rows(source: Source) -> int:
-    """The rows of a Parquet file, by its footer."""
+    """The number of rows that a Parquet file's footer states."""
     with _open(source) as file:
         return int(file.metadata.num_rows)
 
 
 def read_parquet(source: Source, columns: Columns, base: int, skip: int) -> Iterator[Block]:
-    """The rows of a Parquet file, from row `skip` on or some rows before. `base` rows come before its first."""
+    """Read a Parquet file from the row group of row `skip` on.
+
+    The file's first row has `base` rows before it in the whole input.
+    """
     with _open(source) as file:
         columns.check(file.schema_arrow.names, source.path)
         _check_type(file.schema_arrow.field(columns.text), source.path)
@@ -55,7 +58,7 @@ def _check_type(field: pa.Field, path: str) -> None:
 def _read_group(
     file: pq.ParquetFile, group: int, names: list[str], columns: Columns, start: int, base: int
 ) -> Iterator[Block]:
-    """The blocks of a row group; what can't be read of it, to its end, as one problem."""
+    """Read the blocks of a row group. From the first unreadable row on, it is one problem."""
     total, end = file.metadata.num_rows, start + file.metadata.row_group(group).num_rows
     try:
         for batch in file.iter_batches(BLOCK_ROWS, row_groups=[group], columns=names, use_threads=False):
@@ -67,7 +70,7 @@ def _read_group(
     except MemoryError:
         raise
     except (pa.ArrowException, OSError) as error:
-        if getattr(error, "errno", None) is not None:  # the disk or the network, not what the file holds
+        if getattr(error, "errno", None) is not None:  # the disk or the network, not the content
             raise
         problem = Problem(f"row group {group} can't be read: {first_line(error)}", rows=end - start)
         table = pa.table([pa.nulls(1, file.schema_arrow.field(name).type) for name in names], names)
@@ -95,7 +98,7 @@ def _texts(table: pa.Table, columns: Columns) -> list[str | Problem]:
 
 
 def _with_plain_text(table: pa.Table, name: str) -> pa.Table:
-    """Texts may be stored as a dictionary, or as bytes without a mark that they are text."""
+    """Convert texts that are stored as a dictionary, or as bytes not marked as text."""
     column = table[name]
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -105,7 +108,7 @@ def _with_plain_text(table: pa.Table, name: str) -> pa.Table:
 
 
 def _invalid_rows(table: pa.Table) -> dict[int, str]:
-    """The rows with a string that is not UTF-8, which Parquet does not rule out."""
+    """The rows with a string that is not UTF-8, which Parquet allows."""
     try:
         table.validate(full=True)
         return {}

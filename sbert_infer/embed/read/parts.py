@@ -1,4 +1,4 @@
-"""A stream of rows cut into parts of the same number of texts, with what is needed to go on after each of them."""
+"""Cut a stream of rows into parts of equally many texts, each with what resuming after it needs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from sbert_infer.errors import EmbedError
 
 __all__ = ["BadRow", "Part", "Position", "cut_parts"]
 
-# A part that has met as many bad rows, or as many characters, ends with its window, so that memory
-# stays flat.
+# A part with this many bad rows or characters ends with its window, so that memory stays flat.
 _MANY_BAD = 1 << 16
 _MANY_CHARACTERS = 1 << 26
 
@@ -31,15 +30,15 @@ class Position:
     """Where the next part begins."""
 
     source: int = 0  # index of the file
-    source_rows: int = 0  # rows of it that were read
-    rows: int = 0  # of all files
-    digest: str = ""  # of the bytes read of this file, if it is one of lines
-    fraction: float = 0.0  # of the whole input; NaN if unknown
+    source_rows: int = 0  # rows read of that file
+    rows: int = 0  # rows read of all files
+    digest: str = ""  # sha256 of the bytes read of that file, if it is a file of lines
+    fraction: float = 0.0  # fraction of the whole input; NaN if unknown
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that has no vector, and where it is."""
+    """A row that has no vector, and its place."""
 
     file: str
     row: int
@@ -49,7 +48,7 @@ class BadRow:
 
 @dataclass
 class Part:
-    """Consecutive rows: the texts and columns of the good ones, the places of the bad ones."""
+    """Consecutive rows: texts and columns of the good ones, places of the bad ones."""
 
     texts: list[str] = field(default_factory=list)
     tables: list[pa.Table] = field(default_factory=list)
@@ -67,22 +66,22 @@ class Part:
                 self.bad.append(BadRow(path, int(block.starts[index]), line, text))
 
     def is_full(self, part_texts: int) -> bool:
-        """Whether it should end here, if it may."""
+        """Whether the part should end at the next place where it may."""
         many = len(self.texts) >= part_texts or len(self.bad) >= _MANY_BAD
         return many or sum(map(len, self.texts)) >= _MANY_CHARACTERS
 
     def carried(self) -> pa.Table:
-        """The columns that go along, one row for each text."""
+        """The carried columns, one row for each text."""
         return concat(self.tables)
 
 
 def cut_parts(
     sources: Sequence[Source], columns: Columns, part_texts: int, start: Position, limit: int | None = None
 ) -> Iterator[Part]:
-    """The rows from `start` on, at most up to row `limit` of the whole input. The last part may have no texts.
+    """Cut the rows from `start` to row `limit` of the whole input. The last part may have no texts.
 
-    Where parts end depends on nothing but the rows before, and is always after a multiple of
-    `WINDOW_TEXTS` texts: so the same texts run together whether or not the job was interrupted, and
+    Where a part ends depends only on the rows before, and is always after a multiple of
+    `WINDOW_TEXTS` texts. So the same texts run together whether or not the job was interrupted, and
     vectors are the same to the last bit.
     """
     if part_texts % WINDOW_TEXTS:
@@ -113,7 +112,7 @@ class _Cursor:
         self._fraction = 0.0
 
     def advance(self, source: int, block: Block) -> None:
-        """Step over the rows of `block`."""
+        """Count the rows of `block` as read."""
         if source != self.source:
             self.source, self.source_rows, self._hash = source, 0, hashlib.sha256()
         self._hash.update(b"".join(block.raw))
@@ -122,13 +121,13 @@ class _Cursor:
         self.source_rows, self._fraction = end, block.fraction
 
     def step_over(self, source_rows: int) -> None:
-        """Step over the rest of a file that has so many rows."""
+        """Count the rest of a file of `source_rows` rows as read."""
         if source_rows > self.source_rows:
             self.rows += source_rows - self.source_rows
             self.source_rows, self._fraction = source_rows, 1.0
 
     def position(self) -> Position:
-        """Where we are."""
+        """The current position."""
         return Position(self.source, self.source_rows, self.rows, self._hash.hexdigest(), self._done())
 
     def _done(self) -> float:
@@ -140,7 +139,7 @@ class _Cursor:
 
 
 def _remaining(sources: Sequence[Source], columns: Columns, cursor: _Cursor) -> Iterator[tuple[int, Block]]:
-    """The blocks that come after the cursor's start."""
+    """Read the blocks after the cursor's start."""
     for index in range(cursor.start.source, len(sources)):
         skip = cursor.start.source_rows if index == cursor.start.source else 0
         base = cursor.rows
@@ -166,7 +165,7 @@ def _limited(blocks: Iterator[Block], limit: int | None, base: int) -> Iterator[
 
 
 def _skipping(blocks: Iterator[Block], cursor: _Cursor, index: int) -> Iterator[Block]:
-    """Step over the rows that an earlier run has read, and make sure that they are the same."""
+    """Skip the rows that an earlier run has read, after checking that they are the same."""
     start = cursor.start
     for block in blocks:
         done = int(np.searchsorted(block.ends, start.source_rows, side="right"))
@@ -177,7 +176,7 @@ def _skipping(blocks: Iterator[Block], cursor: _Cursor, index: int) -> Iterator[
             yield block[done:]
             break
     else:
-        cursor.step_over(start.source_rows)  # of a Parquet file that was done, nothing is read again
+        cursor.step_over(start.source_rows)  # a finished Parquet file is not read again
         _check_same(cursor)
     yield from blocks
 
@@ -193,6 +192,6 @@ def _check_same(cursor: _Cursor) -> None:
 
 
 def _after_good(block: Block, start: int, count: int) -> int:
-    """The index after the `count`-th good row from `start` on; the block's end if there are fewer."""
+    """Index after the `count`-th good row from `start` on; the block's end if there are fewer."""
     good = np.flatnonzero(block.good[start:])
     return start + int(good[count - 1]) + 1 if len(good) >= count else len(block)

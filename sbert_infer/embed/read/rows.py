@@ -1,4 +1,4 @@
-"""What readers give: rows in blocks, the bad ones among them marked. The contract of this folder."""
+"""Blocks of rows, the bad ones marked: what every reader yields. The contract of this folder."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sbert_infer.errors import EmbedError
 
 __all__ = ["ROW", "Block", "Columns", "Problem", "text_problem"]
 
-ROW = "row"  # the column of row numbers, where no other identifies a row
+ROW = "row"  # column of row numbers, where no other column identifies a row
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Why there is no text. Stands for `rows` rows, where none of them could be read."""
+    """Why there is no text, for one row or for `rows` rows that can't be read."""
 
     reason: str
     rows: int = 1
-    id: object = None  # if that much is known of the row
+    id: object = None  # the row's id, if known
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,22 @@ class Columns:
     """Which columns to read, and what to call the vectors."""
 
     text: str = "text"
-    id: str | None = None  # None: rows are numbered from 0 over the whole input, bad ones included, in a column `row`
+    # None: a column `row` numbers the rows of the whole input from 0, bad ones included.
+    id: str | None = None
     carried: tuple[str, ...] | None = None  # None: all but the text
     embedding: str = "embedding"
     header: bool = True  # False: the columns of CSV and TSV are called 1, 2, 3, ...
 
     def kept(self, available: Sequence[str]) -> list[str]:
-        """The columns that go along to the output, the id first."""
+        """The columns to carry to the output, the id first."""
         others = [name for name in available if name != self.text] if self.carried is None else self.carried
         return list(dict.fromkeys([*([] if self.id is None else [self.id]), *others]))
 
     def check(self, available: Sequence[str], path: str, *, whole: bool = True) -> None:
-        """Raise if the rows of `path` can't have what is wanted. Columns may be missing if they are not all rows."""
+        """Raise if rows of `path` with the columns `available` can't be embedded as asked.
+
+        Columns may be missing if these rows are not the `whole` file.
+        """
         there = ", ".join(available) or "none"
         if not available:  # every row so far is bad
             return
@@ -62,15 +66,15 @@ class Columns:
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive rows of one source. `texts`, `starts`, `ends` and `carried` have one entry per row (or `Problem`)."""
+    """Consecutive rows of one source, with one entry per row (or `Problem`) in each field."""
 
     texts: Sequence[str | Problem]
     starts: npt.NDArray[np.int64]  # rows of the source before this one
-    ends: npt.NDArray[np.int64]  # the same, this one included
-    carried: pa.Table  # id first; values of bad rows mean nothing
-    fraction: float  # of the source that was read, this block included; NaN if unknown
-    lines: Sequence[int] = ()  # where rows begin in a file of lines, from 1
-    raw: Sequence[bytes] = ()  # the bytes of each row in a file of lines
+    ends: npt.NDArray[np.int64]  # rows of the source up to this one, itself included
+    carried: pa.Table  # id first; values of bad rows are meaningless
+    fraction: float  # fraction of the source read after this block; NaN if unknown
+    lines: Sequence[int] = ()  # files of lines: the line where each row begins, from 1
+    raw: Sequence[bytes] = ()  # files of lines: the bytes of each row
 
     def __len__(self) -> int:
         return len(self.texts)

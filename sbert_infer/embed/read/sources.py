@@ -1,4 +1,4 @@
-"""The files that a command line names: globs, folders, standard input; their formats and identity."""
+"""Input files: globs, folders, standard input; their formats, and how to tell if one changed."""
 
 from __future__ import annotations
 
@@ -44,27 +44,27 @@ class Source:
 
     @property
     def identity(self) -> list[Any]:
-        """What differs if the file is not the same."""
+        """What differs if the file has changed."""
         return [self.path, self.format, self.size, self.modified_ns]
 
     def open(self) -> BinaryIO:
-        """The bytes, unpacked if the name says that they are compressed."""
+        """Open the file, decompressing if its name says that it is compressed."""
         if self.path == STDIN:
-            # Not sys.stdin.buffer: the interpreter can't end while a thread waits in that.
+            # Not sys.stdin.buffer: the interpreter can't exit while a thread waits in it.
             return open(sys.stdin.fileno(), "rb", buffering=_BUFFER, closefd=False)
         filesystem, path = resolve(self.path)
         stream = filesystem.open_input_stream(path, compression=_compression(path), buffer_size=_BUFFER)
         return cast(BinaryIO, io.BufferedReader(stream, _BUFFER))
 
     def fraction(self, read_bytes: int) -> float:
-        """How much of it so many bytes of its lines are; NaN if that can't be known."""
+        """The fraction of the file that `read_bytes` are; NaN if unknown."""
         if self.path == STDIN or not self.size or _compression(self.path):
             return float("nan")
         return min(1.0, read_bytes / self.size)
 
 
 def resolve(path: str) -> tuple[pafs.FileSystem, str]:
-    """The file system of a path or URI, and the path in it. What pyarrow does not know, fsspec may."""
+    """Find the file system of a path or URI, and the path in it, by pyarrow or else by fsspec."""
     if "://" not in path:
         return pafs.LocalFileSystem(), str(Path(path).absolute())
     try:
@@ -81,7 +81,7 @@ def resolve(path: str) -> tuple[pafs.FileSystem, str]:
 
 
 def find_sources(inputs: Sequence[str], input_format: str | None) -> list[Source]:
-    """The files behind `inputs`, in the order given; those of a glob or a folder sorted by name."""
+    """Find the files of `inputs`, in that order; those of a glob or folder are sorted by name."""
     paths = [path for name in inputs for path in _expand(name, input_format)]
     if STDIN in paths and len(paths) > 1:
         raise EmbedError("- (standard input) can't be combined with files: give one or the other")
@@ -106,7 +106,7 @@ def _expand(name: str, input_format: str | None) -> list[str]:
 
 
 def _in_folder(filesystem: pafs.FileSystem, folder: str, name: str) -> list[str]:
-    """The files below a folder, but for hidden ones and what a job leaves there, spelled as the folder is."""
+    """List the files below a folder, except hidden ones and those that a job leaves there."""
     entries = filesystem.get_file_info(pafs.FileSelector(folder, recursive=True))
     files = [entry.path.removeprefix(folder).lstrip("/") for entry in entries if entry.type == pafs.FileType.File]
     shown = [
@@ -132,7 +132,7 @@ def _source(path: str, input_format: str | None) -> Source:
 
 
 def first_line(error: BaseException) -> str:
-    """What a library says, without its stack."""
+    """The message of a library's error, without its stack."""
     return str(error).strip().split("\n")[0][:200]
 
 

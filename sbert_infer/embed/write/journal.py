@@ -1,43 +1,43 @@
-"""The folder beside the output in which a job grows, part by part, and from which the same command goes on.
+"""The folder beside the output in which a job grows part by part, and from which it is resumed.
 
     vectors.parquet.parts/
       job.json          what the job depends on
-      000000.arrow      a part: the carried columns, the vectors, and in its metadata where the next one begins
+      000000.arrow      a part: carried columns, vectors, and in its metadata where the next begins
       000000.bad.jsonl  its rows that were set aside, if any
       000001.arrow
-      finishing         all parts are there, and the output may be, too
+      finishing         all parts are done, and the output may be in place
+      lock              held by the process that works here
 
-Files appear complete or not at all, and in this order, so the parts that are there are the journal.
+Files appear complete or not at all, and in this order: the parts present are the journal.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sbert_infer._util.files import staged
+from sbert_infer._util.files import locked, staged
 from sbert_infer.embed.read.columns import to_json
 from sbert_infer.embed.read.parts import BadRow, Part, Position
+from sbert_infer.embed.write.vectors import fixed_lists
 from sbert_infer.errors import EmbedError
 
-__all__ = ["Journal", "PartStats", "StoredPart", "describe_changes", "fixed_lists", "open_journal"]
+__all__ = ["Journal", "PartStats", "StoredPart", "describe_changes", "open_journal"]
 
 _STATE = b"sbert_infer.part"
 
 
 @dataclass(frozen=True)
 class PartStats:
-    """What became of the rows of a part."""
+    """Counts of a part's rows."""
 
     texts: int = 0
     tokens: int = 0
@@ -58,7 +58,7 @@ class StoredPart:
     is_last: bool
 
     def read(self) -> pa.Table:
-        """Its rows."""
+        """Its rows, memory-mapped."""
         with pa.memory_map(str(self.path)) as file:
             return pa.ipc.open_file(file).read_all()
 
@@ -69,7 +69,7 @@ class StoredPart:
 
     @property
     def bad_path(self) -> Path:
-        """Where its bad rows are listed, if it has any."""
+        """The file that lists its bad rows, if it has any."""
         return self.path.with_suffix(".bad.jsonl")
 
 
@@ -87,16 +87,16 @@ class Journal:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of the input was read."""
+        """Whether the whole input has been read."""
         return bool(self.parts) and self.parts[-1].is_last
 
     @property
     def stats(self) -> PartStats:
-        """Of all parts."""
+        """The sum over all parts."""
         return sum((part.stats for part in self.parts), PartStats())
 
     def append(self, part: Part, column: str, vectors: npt.NDArray[Any], stats: PartStats) -> None:
-        """Write the next part to disk. When this returns, it is safe."""
+        """Write the next part. It is safe on disk when this returns."""
         path = self.folder / f"{len(self.parts):06d}.arrow"
         stored = StoredPart(path, stats, part.end, part.is_last)
         if part.bad:
@@ -114,15 +114,15 @@ class Journal:
 
     @property
     def is_finishing(self) -> bool:
-        """Whether a run of this job was about to put the output in place, and may have done so."""
+        """Whether an earlier run was about to put the output in place, and may have done so."""
         return (self.folder / "finishing").exists()
 
     def mark_finishing(self) -> None:
-        """From now on the output may be there."""
+        """Note that the output may be in place from now on."""
         (self.folder / "finishing").touch()
 
     def remove(self) -> None:
-        """Delete the folder, in a way that leaves no half of it to go on with."""
+        """Delete the folder. Renamed first, it is never resumed when half of it is gone."""
         waste = self.folder.with_name(self.folder.name + ".done")
         shutil.rmtree(waste, ignore_errors=True)
         self.folder.rename(waste)
@@ -131,11 +131,10 @@ class Journal:
 
 @contextmanager
 def open_journal(folder: Path, fingerprint: Mapping[str, Any], *, restart: bool = False) -> Iterator[Journal]:
-    """The parts in `folder`, if they belong to the job with this fingerprint. No other process may add to them."""
+    """Open the parts in `folder`, if they are this job's, and keep other processes out."""
     shutil.rmtree(folder.with_name(folder.name + ".done"), ignore_errors=True)
     folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("ab") as lock:
-        _lock(lock, folder)
+    with _locked(folder):
         if restart:
             for file in sorted(folder.glob("[!l]*"), reverse=True):  # all but the lock, the first part last
                 file.unlink()
@@ -149,23 +148,18 @@ def open_journal(folder: Path, fingerprint: Mapping[str, Any], *, restart: bool 
         try:
             yield journal
         finally:
-            if not journal.parts:  # nothing to go on with
+            if not journal.parts:  # nothing to resume
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _lock(file: BinaryIO, folder: Path) -> None:
-    """Hold the folder until the file is closed or the process ends, however it ends."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise EmbedError(f"another process is at work in {folder}: wait for it, or stop it first") from error
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / "lock", wait=False))
+        except BlockingIOError as error:
+            raise EmbedError(f"another process is at work in {folder}: wait for it, or stop it first") from error
+        yield
 
 
 def _check_job(folder: Path, fingerprint: Mapping[str, Any]) -> None:
@@ -178,7 +172,7 @@ def _check_job(folder: Path, fingerprint: Mapping[str, Any]) -> None:
 
 
 def describe_changes(before: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> str:
-    """What differs between two fingerprints, the first of which has been through JSON; nothing if they are the same."""
+    """Say what differs from the fingerprint `before`, which was read from JSON; "" if nothing."""
     now = json.loads(json.dumps(fingerprint))
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     return ", ".join(_change(name, before, now) for name in changed[:3])
@@ -212,9 +206,3 @@ def _bad_line(bad: BadRow) -> str:
     if bad.problem.rows > 1:
         place["rows"] = bad.problem.rows
     return to_json({name: value for name, value in place.items() if value is not None}) + "\n"
-
-
-def fixed_lists(vectors: npt.NDArray[Any]) -> pa.Array:
-    """The vectors, [rows, dim], as a column."""
-    flat = pa.array(np.ascontiguousarray(vectors).reshape(-1))
-    return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])

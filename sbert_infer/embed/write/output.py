@@ -17,15 +17,16 @@ import pyarrow.parquet as pq
 
 from sbert_infer._util.files import staged
 from sbert_infer.embed.read.columns import common_schema, conform, to_json
-from sbert_infer.embed.write.journal import StoredPart, fixed_lists
+from sbert_infer.embed.write.journal import StoredPart
+from sbert_infer.embed.write.vectors import fixed_lists, vectors_of
 from sbert_infer.encode.precision import reduce_precision
 from sbert_infer.errors import EmbedError, warn
 
-__all__ = ["OUTPUT_FORMATS", "Output", "at_once", "write_bad_rows", "write_output"]
+__all__ = ["Output", "at_once", "make_output", "write_bad_rows", "write_output"]
 
 Array = npt.NDArray[Any]
-OUTPUT_FORMATS = {".parquet": "parquet", ".pq": "parquet", ".npy": "npy", ".jsonl": "jsonl", ".ndjson": "jsonl"}
-_FEW = 100  # vectors; ranges learnt from fewer are unstable
+_FORMATS = {".parquet": "parquet", ".pq": "parquet", ".npy": "npy", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+_FEW = 100  # ranges learnt from fewer vectors are unstable
 
 
 @dataclass(frozen=True)
@@ -38,22 +39,34 @@ class Output:
 
     @property
     def parts_folder(self) -> Path:
-        """Where it grows."""
+        """The folder in which the output grows."""
         return self.path.with_name(self.path.name + ".parts")
 
     @property
     def bad_rows(self) -> Path:
-        """Where rows that have no vector are listed."""
+        """The file that lists rows without a vector."""
         return self.path.with_name(self.path.name + ".errors.jsonl")
 
     @property
     def rows(self) -> Path:
-        """For `.npy`, which holds nothing but vectors: their ids and other columns."""
+        """The file for ids and other columns beside `.npy`, which holds nothing but vectors."""
         return self.path.with_name(self.path.name + ".rows.parquet")
 
 
+def make_output(path: Path, format: str | None, compression: str | None) -> Output:
+    """Check the options about the output."""
+    found = format or _FORMATS.get(path.suffix.lower())
+    if found is None:
+        raise EmbedError(
+            f"{path}: its name does not say what to write: end it in .parquet, .npy or .jsonl, or see --format"
+        )
+    if found == "jsonl" and compression is not None:
+        raise EmbedError("--compression is for Parquet: leave it out, and compress the JSONL afterwards")
+    return Output(path, found, compression or Output.compression)
+
+
 def at_once(precision: str) -> str:
-    """The precision that each part can have; int8 and uint8 need the ranges of the whole corpus first."""
+    """The precision of each part: int8 and uint8 need the ranges of the whole corpus first."""
     return "float32" if precision in ("int8", "uint8") else precision
 
 
@@ -74,7 +87,7 @@ def write_output(output: Output, parts: Sequence[StoredPart], column: str, preci
 
 
 def write_bad_rows(output: Output, parts: Sequence[StoredPart]) -> None:
-    """List the rows that were set aside; no file if there are none."""
+    """List the rows that were set aside. If there are none, there is no file."""
     lists = [part.bad_path for part in parts if part.stats.bad]
     if not lists:
         output.bad_rows.unlink(missing_ok=True)
@@ -89,7 +102,7 @@ def write_bad_rows(output: Output, parts: Sequence[StoredPart]) -> None:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of all parts, with one schema and the final precision. One part at a time is in memory."""
+    """The rows of all parts, in one schema and the final precision. Reads one part at a time."""
 
     parts: Sequence[StoredPart]
     column: str
@@ -125,7 +138,7 @@ class _Rows:
 
     @cached_property
     def _ranges(self) -> tuple[Array, Array] | None:
-        """The least and greatest values of each dimension over all parts, where the precision needs them."""
+        """The range of each dimension over all parts, where the precision needs it."""
         if at_once(self.precision) == self.precision:
             return None
         count = sum(part.stats.texts for part in self.parts)
@@ -139,15 +152,8 @@ class _Rows:
         return np.min(low, axis=0, initial=np.inf), np.max(high, axis=0, initial=-np.inf)
 
 
-def vectors_of(table: pa.Table, column: str) -> Array:
-    """The vectors of a table, [rows, dim]."""
-    lists = table[column].combine_chunks()
-    size = lists.type.list_size
-    return np.asarray(lists.flatten().to_numpy(zero_copy_only=False)).reshape(-1, size)
-
-
 def _write_parquet(path: Path, rows: _Rows, compression: str) -> None:
-    """A row group for each part. Vectors are written as they are: they do not compress."""
+    """Write a row group for each part. Vectors stay uncompressed, since they do not compress."""
     names = [name for name in rows.schema.names if name != rows.column]
     codecs = dict.fromkeys(names, compression) | ({rows.column: "none"} if rows.has_vectors else {})
     with pq.ParquetWriter(str(path), rows.schema, compression=codecs, use_dictionary=names) as writer:
@@ -176,7 +182,7 @@ def _write_jsonl(path: Path, rows: _Rows) -> None:
 
 
 def _number_lists(column: pa.ChunkedArray) -> Iterator[str]:
-    """`0.25, -1.5, ...` for each vector, in as few digits as give the same float32 again."""
+    """Yield `0.25, -1.5, ...` for each vector, with as few digits as restore the same float32."""
     lists = column.combine_chunks()
     texts = lists.flatten().cast(pa.string())
     offsets = pa.array(np.arange(0, len(texts) + 1, lists.type.list_size), pa.int32())

@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import dynamic_module_utils
 
 from sbert_infer import Engine
-from sbert_infer.artifact.onnx_file import open_artifact
+from sbert_infer.artifact import open_artifact
 from sbert_infer.errors import CheckpointError, ExportError
 from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions, export

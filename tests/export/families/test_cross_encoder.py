@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from sbert_infer import CheckpointError, ExportError, ParityError, Reranker
-from sbert_infer.artifact.onnx_file import open_artifact
+from sbert_infer.artifact import open_artifact
 from sbert_infer.export.cli import main
 from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.families.cross_encoder.checkpoint import is_cross_encoder, read_cross_encoder

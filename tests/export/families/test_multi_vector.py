@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from sentence_transformers import MultiVectorEncoder
 from torch import nn
 
-from sbert_infer.artifact.onnx_file import open_artifact
+from sbert_infer.artifact import open_artifact
 from sbert_infer.errors import CheckpointError, ExportError, ParityError
 from sbert_infer.export.cli import main
 from sbert_infer.export.exporter import ExportOptions, export

@@ -62,7 +62,7 @@ def artifact(request: pytest.FixtureRequest, export_checkpoint: MakeCheckpoint) 
 
 def test_vectors_do_not_depend_on_the_batch(artifact: Path) -> None:
     with Engine(artifact, on_truncate="ignore") as engine:
-        together = engine._open().run_together(ALL_TEXTS)
+        together = engine.pipeline.run_together(ALL_TEXTS)
         alone = np.stack([engine.encode(text) for text in ALL_TEXTS])
         backwards = engine.encode(ALL_TEXTS[::-1][:7])[::-1]
     assert np.abs(together - alone).max() <= ALONE_OR_NOT

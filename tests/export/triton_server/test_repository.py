@@ -21,9 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbert_infer import Engine
-from sbert_infer.artifact.onnx_file import DataFile, Manifest, append_metadata, open_artifact
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.manifest import DataFile, Manifest
+from sbert_infer.artifact.onnx_file import append_metadata
 from sbert_infer.artifact.plan_file import CPU_GRAPH, MODEL, EngineFile, open_plan, write_plan
-from sbert_infer.backends.tensorrt.profiles import make_profiles
+from sbert_infer.artifact.profiles import make_profiles
 from sbert_infer.errors import ExportError
 from sbert_infer.export import exporter
 from sbert_infer.export.cli import main
@@ -225,7 +227,7 @@ def test_the_tokens_are_those_of_the_engine(
     tokenized = minilm_tokenizer(texts)
     length = outcome["input_ids"].shape[1]
     assert length == (16 if tokenized.lengths.max() <= 16 else 32)
-    ids, mask = tokenized.padded(np.arange(len(texts)), length, 3, "left")
+    ids, mask, _ = tokenized.padded(np.arange(len(texts)), length, 3, "left")
     np.testing.assert_array_equal(outcome["input_ids"], ids)
     np.testing.assert_array_equal(outcome["attention_mask"], mask)
     np.testing.assert_array_equal(outcome["truncated"][:, 0], tokenized.truncated)

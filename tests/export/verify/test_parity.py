@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sbert_infer import Engine
-from sbert_infer.artifact.onnx_file import open_artifact
+from sbert_infer.artifact import open_artifact
 from sbert_infer.errors import ParityError
 from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions, export

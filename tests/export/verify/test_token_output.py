@@ -16,7 +16,8 @@ from click.testing import CliRunner
 from sentence_transformers import SentenceTransformer
 
 from sbert_infer import AsyncEngine, Engine, SbertInferWarning
-from sbert_infer.artifact.onnx_file import Manifest, open_artifact
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.manifest import Manifest
 from sbert_infer.errors import ExportError, ParityError, TruncationError
 from sbert_infer.export import exporter
 from sbert_infer.export.cli import main

@@ -8,10 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
-from sbert_infer._util.files import staged
+from sbert_infer._util.files import locked, staged
 
 
 @pytest.fixture(params=["unnamed", "named"])
@@ -132,3 +133,66 @@ def test_a_kill_leaves_no_debris(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, check=False).returncode == -9
     assert (tmp_path / "model.onnx").read_bytes() == b"old"
     assert names(tmp_path) == ["model.onnx"]
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from sbert_infer._util.files import locked
+
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds a lock until its standard input ends."""
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+
+
+def is_held(path: Path) -> bool:
+    try:
+        with locked(path, wait=False):
+            return False
+    except BlockingIOError as error:
+        return bool(error.filename == str(path))
+
+
+def test_a_lock_is_held_once_and_leaves_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    for _ in range(2):
+        with locked(path):
+            assert is_held(path)
+        assert not is_held(path)
+    with contextlib.suppress(KeyError), locked(path):
+        raise KeyError
+    assert not is_held(path)
+    assert names(tmp_path) == ["lock"]
+
+
+@pytest.mark.parametrize("end", ["leave", "kill"])
+def test_a_lock_ends_with_its_process(end: str, tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with holder(path) as process:
+        assert is_held(path)
+        if end == "kill":
+            process.kill()
+        else:
+            process.communicate("")
+        process.wait()
+        assert not is_held(path)
+
+
+def test_a_lock_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with holder(path) as process:
+        assert process.stdin is not None
+        Timer(0.2, process.stdin.close).start()
+        with locked(path):
+            assert is_held(path)

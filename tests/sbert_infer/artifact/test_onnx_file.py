@@ -16,7 +16,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from sbert_infer import ArtifactError, CorruptError, Engine, VersionError
-from sbert_infer.artifact.onnx_file import DataFile, Manifest, _seal, append_metadata, open_artifact, sha256
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.manifest import DataFile, Manifest
+from sbert_infer.artifact.onnx_file import _seal, append_metadata, sha256
 from sbert_infer.artifact.protobuf import bytes_field
 
 

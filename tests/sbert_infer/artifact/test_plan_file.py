@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from sbert_infer import ArtifactError, CorruptError, Engine, VersionError
-from sbert_infer.artifact.onnx_file import open_artifact
+from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.plan_file import CPU_GRAPH, MODEL, EngineFile, Plan, open_plan, write_plan
-from sbert_infer.backends.tensorrt.profiles import Profile
+from sbert_infer.artifact.profiles import Profile
 
 ENGINES = {
     EngineFile("tensorrt_rtx", "1.7.1.116", "sm89"): b"first engine" * 50,

@@ -16,6 +16,7 @@ from sbert_infer.artifact.plan_file import MODEL, open_plan
 from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
 from sbert_infer.backends.onnxruntime_cuda import OnnxCudaBackend
 from sbert_infer.backends.onnxruntime_session import FileModel, OnnxModel, PlanModel, open_session
+from tests.doubles.backend import run_ids
 from tests.models.graphs import cosine
 
 
@@ -23,12 +24,12 @@ def test_a_batch_that_can_not_run(small_onnx: Path) -> None:
     backend = OnnxBackend(FileModel(small_onnx))
     mask = np.ones((2, 3), np.int64)
     with pytest.raises(EngineError, match=r"batch of \(2, 3\) tokens"):
-        backend.run(np.full((2, 3), 10**6), mask)  # no such token
-    assert np.isfinite(backend.run(mask, mask)).all()
+        run_ids(backend, np.full((2, 3), 10**6), mask)  # no such token
+    assert np.isfinite(run_ids(backend, mask, mask)).all()
     backend.close()
     backend.close()
     with pytest.raises(EngineError, match="closed"):
-        backend.run(mask, mask)
+        run_ids(backend, mask, mask)
 
 
 def test_all_cores_are_for_runs_that_come_one_by_one(small_onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,12 +48,12 @@ def test_all_cores_are_for_runs_that_come_one_by_one(small_onnx: Path, monkeypat
     backend._session, backend._lone_session = Noting(1), Noting(2)
     ids, now = np.ones((1, 3), np.int64), [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    backend.run(ids, ids, alone=True)
+    run_ids(backend, ids, ids, alone=True)
     backend._begin(alone=True)  # begins, and goes on
-    backend.run(ids, ids, alone=True)
+    run_ids(backend, ids, ids, alone=True)
     backend._running -= 1
     for now[0] in (100.1, 100.4, 100.6):
-        backend.run(ids, ids, alone=True)
+        run_ids(backend, ids, ids, alone=True)
     assert threads == [2, 1, 1, 1, 2]
 
 
@@ -65,12 +66,12 @@ def test_a_file_that_onnxruntime_can_not_load(tmp_path: Path) -> None:
 def test_prompt_tokens_are_left_out_of_pooling_only(small_onnx: Path) -> None:
     backend = OnnxBackend(FileModel(small_onnx))
     ids, mask = np.array([[2, 9, 10, 11, 3]]), np.ones((1, 5), np.int64)
-    vectors = [backend.run(ids, mask, prompt_length=count) for count in range(4)]
+    vectors = [run_ids(backend, ids, mask, prompt_length=count) for count in range(4)]
     for index, vector in enumerate(vectors):
         assert np.isfinite(vector).all()
         for other in vectors[:index]:
             assert np.abs(vector - other).max() > 1e-3
-    np.testing.assert_array_equal(vectors[0], backend.run(ids, mask))
+    np.testing.assert_array_equal(vectors[0], run_ids(backend, ids, mask))
 
 
 def test_a_gpu_needs_the_other_onnxruntime(small_onnx: Path) -> None:
@@ -98,10 +99,10 @@ def test_bound_inputs_and_outputs(small_onnx: Path, small_plan: Path, monkeypatc
         assert (backend.workers, backend.device) == (4, "cuda:0,cuda:0")
         for prompt_length in (0, 2):
             with ThreadPoolExecutor(4) as pool:
-                found = list(pool.map(backend.run, *zip(*[(ids, mask, prompt_length)] * 12, strict=True)))
+                found = list(pool.map(run_ids, *zip(*[(backend, ids, mask, prompt_length)] * 12, strict=True)))
             for vectors in found:
-                assert cosine(vectors, plain.run(ids, mask, prompt_length)).min() > 0.9999
+                assert cosine(vectors, run_ids(plain, ids, mask, prompt_length)).min() > 0.9999
         backend.close()
         backend.close()
         with pytest.raises(EngineError, match="closed"):
-            backend.run(ids, mask)
+            run_ids(backend, ids, mask)

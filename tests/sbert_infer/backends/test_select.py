@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from sbert_infer import CorruptError, EngineError, SbertInferWarning
-from sbert_infer.artifact.onnx_file import open_artifact
+from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.plan_file import EngineFile, Plan, open_plan, write_plan
+from sbert_infer.artifact.profiles import Profile
 from sbert_infer.backends import select as backends
 from sbert_infer.backends.select import BackendOptions, open_backend
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.build import BuiltEngine
 from sbert_infer.backends.tensorrt.loaded_engine import LoadError
-from sbert_infer.backends.tensorrt.profiles import Profile
 
 PROFILES = [Profile(64, 8, 8)]
 LIMIT = 9 * 64 - 1  # tokens: a ninth text of 64 would not fit

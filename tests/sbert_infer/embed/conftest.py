@@ -23,12 +23,12 @@ def small_onnx(export_checkpoint: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def encode(small_onnx: Path) -> Any:
-    """`Engine.encode` of the small model: the vectors that `sbert-embed` must write, to the last bit."""
+    """`Engine.encode` of the small model: the vectors that `sbert-embed` must write exactly."""
     return Engine(small_onnx, on_truncate="ignore").encode
 
 
 def make_texts(count: int, seed: int = 0) -> list[str]:
-    """Different texts of 1 to 12 words, some of them twice, and a few far over the model's limit."""
+    """Texts of 1 to 12 words, some of them twice, and one far over the model's limit."""
     rng = random.Random(seed)  # noqa: S311
     texts = [" ".join(rng.choices(WORDS, k=rng.randint(1, 12))) for _ in range(count)]
     texts[count // 2] = " ".join(WORDS * 3)

@@ -1,4 +1,4 @@
-"""`sbert-embed` from input to output, in this process: vectors, formats, columns, options, what is refused."""
+"""`sbert-embed` from input to output, in this process: vectors, formats, columns, errors."""
 
 from __future__ import annotations
 

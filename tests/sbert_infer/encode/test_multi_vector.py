@@ -101,7 +101,7 @@ def test_similarity(both: tuple[Engine, MultiVectorEncoder]) -> None:
 
 def test_many_windows(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = engine.encode_document(ALL_TEXTS)
-    monkeypatch.setattr("sbert_infer.encode.multi_vector.WINDOW_TEXTS", 5)
+    monkeypatch.setattr("sbert_infer.encode.pipeline.WINDOW_TEXTS", 5)
     assert_same(engine.encode_document(ALL_TEXTS), expected)
 
 

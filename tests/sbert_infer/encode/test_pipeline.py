@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ import numpy.typing as npt
 import pytest
 
 from sbert_infer import Engine, EngineError
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.manifest import SENTENCE
+from sbert_infer.backends.base import Batch
+from sbert_infer.encode.dense import DenseOutput
 from sbert_infer.encode.pipeline import Pipeline
 from sbert_infer.text.tokenizer import Tokenizer
 from tests.models.checkpoints import TEXTS
@@ -26,14 +31,15 @@ class FakeBackend:
     max_batch_tokens = 32
     min_batch_tokens = 64
     edges: tuple[int, ...] | None = None
+    outputs: tuple[str, ...] = (SENTENCE,)
 
     def __init__(self, fault: Callable[[npt.NDArray[np.float32]], Any] = lambda vectors: vectors) -> None:
         self.fault = fault
         self.runs = 0
 
-    def run(self, input_ids: Any, attention_mask: Any, prompt_length: int = 0, *, alone: bool = False) -> Any:
+    def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> Any:
         self.runs += 1
-        return self.fault(np.repeat(attention_mask.sum(1, keepdims=True), 2, axis=1).astype(np.float32))
+        return [self.fault(np.repeat(batch.mask.sum(1, keepdims=True), 2, axis=1).astype(np.float32))]
 
     def describe(self) -> str:
         return "fake"
@@ -43,7 +49,12 @@ class FakeBackend:
 
 def pipeline(backend: FakeBackend, make_checkpoint: Callable[..., Path]) -> Pipeline:
     json = (make_checkpoint("bert") / "tokenizer.json").read_text(encoding="utf-8")
-    return Pipeline(Tokenizer(json, 64), backend, dim=2, pad_id=0, padding_side="right")
+    return Pipeline(Tokenizer(json, 64), backend, pad_id=0, padding_side="right")
+
+
+def output(artifact: Path) -> DenseOutput:
+    """Vectors of two numbers."""
+    return DenseOutput(replace(open_artifact(artifact).manifest, dim=2))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -59,29 +70,31 @@ def test_a_vector_that_is_not_finite_is_named(
     monkeypatch.setattr("sbert_infer.encode.pipeline.WINDOW_TEXTS", 5)
     with Engine(small_onnx) as engine:
         engine._pipeline = pipeline(FakeBackend(fault), make_checkpoint)
-        engine.truncate_dim = 2
+        engine.artifact = replace(engine.artifact, manifest=replace(engine.manifest, dim=2))
         with pytest.raises(EngineError, match=r"NaN or infinity for text 8 \(2 in all\)"):
             engine.encode([*TEXTS[:8], "", ""], prompt="")
 
 
-def test_large_but_finite_vectors_pass(make_checkpoint: Callable[..., Path]) -> None:
+def test_large_but_finite_vectors_pass(small_onnx: Path, make_checkpoint: Callable[..., Path]) -> None:
     most = np.finfo(np.float32).max
     running = pipeline(FakeBackend(lambda vectors: np.full_like(vectors, most)), make_checkpoint)
-    (window,) = running.run(TEXTS)
+    (window,) = running.run(TEXTS, output(small_onnx))
     assert (window.vectors == most).all()
 
 
-def test_an_error_in_a_worker_reaches_the_caller(make_checkpoint: Callable[..., Path]) -> None:
+def test_an_error_in_a_worker_reaches_the_caller(small_onnx: Path, make_checkpoint: Callable[..., Path]) -> None:
     def fault(vectors: Any) -> Any:
         raise MemoryError("no room")
 
     running = pipeline(FakeBackend(fault), make_checkpoint)
     for texts in (TEXTS[:1], TEXTS):  # on the calling thread, and on workers
         with pytest.raises(MemoryError, match="no room"):
-            list(running.run(texts))
+            list(running.run(texts, output(small_onnx)))
 
 
-def test_an_error_stops_what_was_started(make_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_stops_what_was_started(
+    small_onnx: Path, make_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sbert_infer.encode.pipeline.WINDOW_TEXTS", 40)
     gate = threading.Semaphore(1)
 
@@ -93,14 +106,16 @@ def test_an_error_stops_what_was_started(make_checkpoint: Callable[..., Path], m
     backend = FakeBackend(fault)
     running = pipeline(backend, make_checkpoint)
     with pytest.raises(ValueError, match="first batch"):
-        list(running.run([f"{text} {n}" for n in range(10) for text in TEXTS], max_batch_texts=1))
+        list(running.run([f"{text} {n}" for n in range(10) for text in TEXTS], output(small_onnx), max_batch_texts=1))
     count = backend.runs
     assert count < 80  # two windows of 40 were on their way
     running.submit(lambda: 0).result(timeout=30)  # what was still waiting would run before this
     assert backend.runs == count
 
 
-def test_the_next_window_is_read_before_the_first_is_asked_for(make_checkpoint: Callable[..., Path]) -> None:
+def test_the_next_window_is_read_before_the_first_is_asked_for(
+    small_onnx: Path, make_checkpoint: Callable[..., Path]
+) -> None:
     read: list[str] = []
 
     def texts() -> Any:
@@ -108,7 +123,7 @@ def test_the_next_window_is_read_before_the_first_is_asked_for(make_checkpoint: 
             read.append(str(number))
             yield "same"
 
-    windows = pipeline(FakeBackend(), make_checkpoint).run(texts())
+    windows = pipeline(FakeBackend(), make_checkpoint).run(texts(), output(small_onnx))
     assert next(windows).start == 0
     assert len(read) == 2 * 4096  # and no more: memory stays flat
     assert [window.start for window in windows] == [4096, 8192]

@@ -18,7 +18,7 @@ from sentence_transformers.util import select_max_active_dims
 
 from sbert_infer import AsyncEngine, Engine
 from sbert_infer.embed.embedder import Embedder
-from sbert_infer.encode.sparse import SparseRows, max_batch_texts
+from sbert_infer.encode.sparse import SparseOutput, SparseRows
 from sbert_infer.errors import ArtifactError, EngineError, SbertInferWarning, TruncationError
 from sbert_infer.serve.settings import ModelFile, Settings
 from tests.models.checkpoints import ODD_TEXTS, TEXTS
@@ -166,14 +166,17 @@ def test_without_scipy(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.encode("a", convert_to_tensor=True).is_sparse
 
 
-def test_batches_of_wide_vectors_are_small(engine: Engine) -> None:
+def test_batches_of_wide_vectors_are_small(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors are dense until their batch is done."""
     from dataclasses import replace
 
     for vocabulary, most in ((30_522, 137), (250_002, 16), (2**23, 1)):
         manifest = replace(engine.manifest, dim=vocabulary)
-        assert max_batch_texts(manifest) == most
-        assert max_batch_texts(manifest, batch_size=3) == min(3, most)
+        assert SparseOutput(manifest).max_batch_texts == most
+    monkeypatch.setattr("sbert_infer.encode.sparse._MAX_BATCH_NUMBERS", 2 * engine.manifest.dim)
+    for batch_size, batches in ((None, 3), (3, 3), (1, 6)):  # whichever is smaller
+        engine.encode(["a", "b", "c", "d", "e", "f"], batch_size=batch_size)
+        assert engine.last_stats.batches == batches
 
 
 numbers = st.floats(-8, 8, width=32).filter(lambda x: x == 0 or abs(x) > 1e-30)
@@ -191,20 +194,19 @@ def test_rows(vectors: np.ndarray[Any, Any], most: int | None, data: st.DataObje
     cut = data.draw(st.integers(0, len(order)))
     rows = SparseRows(len(vectors), vectors.shape[1], most)
     for part in (order[cut:], order[:cut]):
-        rows[part] = vectors[part]
+        assert rows.put(part, [vectors[part]]).tolist() == []  # all are finite
     right = vectors if most is None else select_max_active_dims(vectors, most).numpy()
-    found = rows[order].to_csr().toarray()
+    found = rows.result(order).to_csr().toarray()
     np.testing.assert_array_equal(np.sort(np.abs(found)), np.sort(np.abs(right[order])))
     assert np.all((found == vectors[order]) | (found == 0))
     np.testing.assert_array_equal(rows.to_dense()[order], found)
-    assert rows.not_finite().tolist() == []
 
 
 def test_rows_that_are_not_finite() -> None:
     for most in (None, 1):  # where the largest stay, they may not hide it
         rows = SparseRows(3, 2, most)
-        rows[np.array([2, 0])] = np.array([[3, np.nan], [1, 2]], np.float32)
-        assert rows.not_finite().tolist() == [2]
+        bad = rows.put(np.array([2, 0]), [np.array([[3, np.nan], [1, 2]], np.float32)])
+        assert bad.tolist() == [2]
 
 
 def test_async(path: Path, engine: Engine) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbert_infer.text.batching import bucket_edges, plan_batches
+from sbert_infer.text.batching import bucket_edges, cut_batches
 
 LENGTHS = st.lists(st.integers(1, 512), max_size=200)
 BUDGETS = st.integers(1, 4096)  # tokens
@@ -18,7 +18,7 @@ CAPS = st.none() | st.integers(1, 40)  # texts
 
 @given(LENGTHS, BUDGETS, CAPS)
 def test_each_text_runs_once_within_the_budget(lengths: list[int], budget: int, cap: int | None) -> None:
-    batches = plan_batches(np.array(lengths, np.int64), budget, cap)
+    batches = cut_batches(np.array(lengths, np.int64), budget, cap)
     assert sorted(row for batch in batches for row in batch.rows.tolist()) == list(range(len(lengths)))
     for batch in batches:
         count = len(batch.rows)
@@ -29,30 +29,30 @@ def test_each_text_runs_once_within_the_budget(lengths: list[int], budget: int, 
 
 @given(LENGTHS, BUDGETS, CAPS)
 def test_texts_of_like_length_run_together(lengths: list[int], budget: int, cap: int | None) -> None:
-    batches = plan_batches(np.array(lengths, np.int64), budget, cap)
+    batches = cut_batches(np.array(lengths, np.int64), budget, cap)
     order = [lengths[row] for batch in batches for row in batch.rows]
     assert order == sorted(lengths, reverse=True)
 
 
 @given(st.integers(1, 500), st.integers(1, 64), st.integers(64, 1024))
 def test_texts_of_one_length_fill_the_budget(count: int, length: int, budget: int) -> None:
-    batches = plan_batches(np.full(count, length), budget)
+    batches = cut_batches(np.full(count, length), budget)
     assert len(batches) == -(-count // (budget // length))
     assert all(batch.length == length for batch in batches)
 
 
 def test_nothing_to_plan() -> None:
-    assert plan_batches(np.array([], np.int64), 512) == []
+    assert cut_batches(np.array([], np.int64), 512) == []
 
 
 @pytest.mark.parametrize("texts", [1, 2, 1000])
 def test_a_text_over_the_budget_runs_alone(texts: int) -> None:
-    batches = plan_batches(np.full(texts, 600), 512)
+    batches = cut_batches(np.full(texts, 600), 512)
     assert [len(batch.rows) for batch in batches] == [1] * texts
 
 
 def test_a_text_without_tokens_still_runs() -> None:
-    (batch,) = plan_batches(np.array([0, 0]), 512)
+    (batch,) = cut_batches(np.array([0, 0]), 512)
     assert batch.length == 1
     assert batch.rows.tolist() == [0, 1]
 
@@ -87,7 +87,7 @@ def test_edges_are_multiples_up_to_the_last(lengths: list[int], count: int, mult
 @given(LENGTHS, BUDGETS, st.integers(1, 8))
 def test_with_edges_no_other_length_runs(lengths: list[int], budget: int, count: int) -> None:
     edges = bucket_edges(np.array(lengths, np.int64), count, 512)
-    batches = plan_batches(np.array(lengths, np.int64), budget, edges=edges)
+    batches = cut_batches(np.array(lengths, np.int64), budget, edges=edges)
     assert sorted(row for batch in batches for row in batch.rows.tolist()) == list(range(len(lengths)))
     for batch in batches:
         assert batch.length == min(edge for edge in edges if edge >= max(lengths[row] for row in batch.rows))
@@ -102,4 +102,4 @@ def test_edges_that_can_not_be(lengths: list[int], count: int) -> None:
 
 def test_a_text_beyond_the_last_edge() -> None:
     with pytest.raises(ValueError, match="a text of 600 tokens is longer than the last edge, 512"):
-        plan_batches(np.array([3, 600]), 4096, edges=[128, 512])
+        cut_batches(np.array([3, 600]), 4096, edges=[128, 512])

@@ -128,13 +128,14 @@ def test_padded_is_what_transformers_pads(side: str, make_checkpoint: Callable[.
     tokenized = tokenizer(texts)
     rows = np.array([3, 0, 11, 2])
     length = int(tokenized.lengths[rows].max())
-    ids, mask = tokenized.padded(rows, length, reference.pad_token_id, side)
+    ids, mask, types = tokenized.padded(rows, length, reference.pad_token_id, side)
     expected = reference(
         [texts[row] for row in rows], padding=True, truncation=True, max_length=64, return_tensors="np"
     )
     np.testing.assert_array_equal(ids, expected["input_ids"])
     np.testing.assert_array_equal(mask, expected["attention_mask"])
     assert ids.dtype == mask.dtype == np.int64
+    assert types is None
 
 
 def test_prompt_length(make_checkpoint: Callable[..., Path]) -> None:

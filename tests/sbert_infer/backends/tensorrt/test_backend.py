@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbert_infer import EngineError
+from tests.doubles.backend import run_ids
 from tests.models.tensorrt_models import small_encoder
 
 pytest.importorskip("tensorrt_rtx")
@@ -53,8 +54,8 @@ def test_right_vectors_in_any_order(order: list[tuple[int, int]]) -> None:
 def test_a_result_is_not_overwritten_by_the_next(lab: Callable[..., Lab]) -> None:
     backend = lab().open()
     ids, mask = texts(3, 8)
-    first = backend.run(ids, mask)
-    backend.run(*texts(6, 8, seed=1))
+    first = run_ids(backend, ids, mask)
+    run_ids(backend, *texts(6, 8, seed=1))
     np.testing.assert_allclose(first, expected(ids, mask), atol=2e-6)
 
 
@@ -64,7 +65,7 @@ def test_the_prompt_is_left_out_of_pooling(lab: Callable[..., Lab]) -> None:
     ids, mask = np.arange(1, 9)[None], np.ones((1, 8), np.int64)
     for count in (0, 3, 1, 3):
         wanted = expected(ids, mask, model, prompt_length=np.array(count))
-        np.testing.assert_allclose(backend.run(ids, mask, count), wanted, atol=2e-6)
+        np.testing.assert_allclose(run_ids(backend, ids, mask, count), wanted, atol=2e-6)
 
 
 def test_token_vectors_are_pooled_on_the_same_stream(lab: Callable[..., Lab]) -> None:
@@ -83,7 +84,7 @@ def test_token_vectors_are_pooled_on_the_same_stream(lab: Callable[..., Lab]) ->
     backend = there.open(model=small_encoder(np.float32, tokens=True), pooler=pooler)
     for seed, (rows, length) in enumerate([(2, 8), (2, 8), (3, 16), (5, 8), (2, 8)]):
         ids, mask = texts(rows, length, seed)
-        np.testing.assert_allclose(backend.run(ids, mask), expected(ids, mask), atol=2e-3)  # tokens are in FP16
+        np.testing.assert_allclose(run_ids(backend, ids, mask), expected(ids, mask), atol=2e-3)  # tokens are in FP16
 
 
 def test_the_kernel_can_not_leave_a_prompt_out(lab: Callable[..., Lab]) -> None:
@@ -118,7 +119,7 @@ def test_batches_that_fit_no_profile(lab: Callable[..., Lab], rows: int, length:
     backend = lab().open()
     ones = np.ones((rows, length), np.int64)
     with pytest.raises(EngineError, match=message):
-        backend.run(ones, ones)
+        run_ids(backend, ones, ones)
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ import pytest
 
 import sbert_infer
 from sbert_infer import EngineError
+from sbert_infer.artifact.profiles import Profile
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.build import build_engine, check_half, targets
-from sbert_infer.backends.tensorrt.profiles import Profile
 from sbert_infer.backends.tensorrt.versions import TensorRT, load
 from tests.models.tensorrt_models import small_encoder
 
@@ -282,7 +282,7 @@ def test_inputs_that_are_missing_or_foreign(rtx: TensorRT, name: str) -> None:
 def test_building_in_a_fresh_process_leaves_nothing_behind() -> None:
     """Objects are freed in an order that does not crash at the interpreter's end."""
     code = """
-        from sbert_infer.backends.tensorrt.profiles import Profile
+        from sbert_infer.artifact.profiles import Profile
         from sbert_infer.backends.tensorrt.versions import load
         from sbert_infer.backends.tensorrt.build import build_engine
         from tests.models.tensorrt_models import small_encoder

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from sbert_infer import EngineError, SbertInferWarning
+from sbert_infer.artifact.profiles import Profile
 from sbert_infer.backends.tensorrt import cuda
-from sbert_infer.backends.tensorrt.profiles import Profile
+from tests.doubles.backend import run_ids
 
 pytest.importorskip("tensorrt_rtx")
 pytest.importorskip("cuda.bindings.runtime")
@@ -74,7 +75,7 @@ def test_a_cuda_call_that_fails_is_named_and_the_next_batch_runs(lab: Callable[.
     check(backend, 2, 8)
     there.machine.failures[function] = [OUT_OF_MEMORY]
     with pytest.raises(EngineError, match=f"{function} failed: cudaErrorMemoryAllocation"):
-        backend.run(*texts(2, 8))
+        run_ids(backend, *texts(2, 8))
     for seed in range(4):
         check(backend, 2, 8, seed)
 
@@ -84,7 +85,7 @@ def test_a_batch_that_fails_says_why(lab: Callable[..., Lab]) -> None:
     backend = there.open()
     there.machine.failures["execute_async_v3"] = [OUT_OF_MEMORY]
     with pytest.raises(EngineError, match="tensorrt: execute_async_v3 failed: the kernel fell over"):
-        backend.run(*texts(2, 8))
+        run_ids(backend, *texts(2, 8))
     check(backend, 2, 8)
 
 
@@ -141,7 +142,7 @@ def test_everything_is_freed_in_order(lab: Callable[..., Lab]) -> None:
     backend.close()  # a second time does nothing
     assert there.machine.names()[start:] == names
     with pytest.raises(EngineError, match="the engine was closed during this call"):
-        backend.run(*texts(1, 8))
+        run_ids(backend, *texts(1, 8))
 
 
 def test_close_waits_for_the_batch_that_runs(lab: Callable[..., Lab]) -> None:
@@ -183,7 +184,7 @@ def test_after_a_fork_it_is_refused(lab: Callable[..., Lab]) -> None:
     if child == 0:
         code = 1
         try:
-            backend.run(*texts(2, 8))
+            run_ids(backend, *texts(2, 8))
         except EngineError as error:
             backend.close()
             code = 0 if "before a fork" in str(error) and len(there.machine.calls) == count else 2

@@ -1,4 +1,4 @@
-"""`sbert-embed --ray` and `Embedder` on a real Ray cluster of several nodes on this machine, with kills."""
+"""`sbert-embed --ray` and `Embedder` on a Ray cluster of several local nodes, with kills."""
 
 from __future__ import annotations
 
@@ -189,9 +189,9 @@ def test_columns_that_the_output_has_itself_are_refused(
 
 
 def test_all_files_get_the_same_columns(tmp_path: Path) -> None:
-    from sbert_infer.embed.ray.job import _Folder
+    from sbert_infer.embed.ray.output import OutputFolder
 
-    folder = _Folder(str(tmp_path / "out"))
+    folder = OutputFolder(str(tmp_path / "out"))
     folder.begin({"a": 1}, restart=False, force=False)
     blocks: list[dict[str, Any]] = [{"n": [1, 2], "error": [None, "x"]}, {"n": ["three"], "m": [0.5]}, {"n": [None]}]
     for number, block in enumerate(blocks):
@@ -208,10 +208,10 @@ def test_all_files_get_the_same_columns(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_job_is_refused(tmp_path: Path) -> None:
-    from sbert_infer.embed.ray.job import _Folder
+    from sbert_infer.embed.ray.output import OutputFolder
     from sbert_infer.errors import EmbedError
 
-    folder = _Folder(str(tmp_path / "out"))
+    folder = OutputFolder(str(tmp_path / "out"))
     folder.begin({"artifact": "a" * 64}, restart=False, force=False)
     folder.begin({"artifact": "a" * 64}, restart=False, force=False)
     with pytest.raises(EmbedError, match=r"the artifact has changed .* use --restart"):
@@ -222,4 +222,4 @@ def test_a_folder_of_another_job_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "x.parquet").touch()
     with pytest.raises(EmbedError, match="other exists: choose another name, or replace it with --force"):
-        _Folder(str(tmp_path / "other")).begin({}, restart=True, force=False)
+        OutputFolder(str(tmp_path / "other")).begin({}, restart=True, force=False)

@@ -1,4 +1,4 @@
-"""Files to rows: what is read comes out as it was written, and one bad row never takes its neighbours along."""
+"""Reading files: rows come out as they were written, and a bad row never spoils its neighbours."""
 
 from __future__ import annotations
 

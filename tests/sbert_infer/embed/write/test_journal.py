@@ -17,7 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from sbert_infer.artifact.onnx_file import _unseal, append_metadata, open_artifact
+from sbert_infer._util.files import locked
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.onnx_file import _unseal, append_metadata
 from sbert_infer.embed import local as command
 from sbert_infer.embed.cli import main
 
@@ -47,7 +49,7 @@ def contents(output: Path) -> tuple[bytes, bytes]:
 
 
 def hear_interrupts() -> None:
-    """For the child: a shell that starts the tests in the background has them, and it, ignore Ctrl-C."""
+    """In the child, react to Ctrl-C even if the tests were started in the background of a shell."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -228,10 +230,7 @@ def test_a_damaged_part_is_refused(unfinished: Unfinished, tmp_path: Path) -> No
 
 
 def test_two_processes_do_not_share_a_job(unfinished: Unfinished, tmp_path: Path) -> None:
-    import fcntl
-
-    with (tmp_path / "out.npy.parts" / "lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(tmp_path / "out.npy.parts" / "lock"):
         code, output = unfinished()
     assert code == 1
     assert "another process is at work" in output

@@ -1,4 +1,4 @@
-"""/rerank and /predict with a real reranker, and what they and the other routes say to the wrong kind of model."""
+"""/rerank and /predict with a real reranker, and all routes with the wrong kind of model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import onnx
 import pytest
 
 from sbert_infer import Reranker
-from sbert_infer.artifact.onnx_file import append_metadata, open_artifact
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.onnx_file import append_metadata
 from sbert_infer.serve.settings import ModelFile, Settings
 from tests.sbert_infer.serve.conftest import Running, start
 

@@ -12,6 +12,7 @@ from huggingface_hub import InferenceClient
 from tokenizers import Tokenizer
 
 from sbert_infer import Engine
+from tests.doubles.backend import run_ids
 from tests.sbert_infer.serve.conftest import Running
 
 TEXTS = ["A cat sat.", "A feline was sitting.", "naïve café 🙂"]
@@ -56,7 +57,7 @@ def test_long_texts_are_cut_where_asked(server: Running, engine: Engine, directi
     tokenizer = Tokenizer.from_str(engine.tokenizer.to_str())
     tokenizer.enable_truncation(engine.max_seq_length, direction=direction.lower())
     ids = np.array([tokenizer.encode(text).ids])
-    kept = engine._open().backend.run(ids, np.ones_like(ids))
+    kept = run_ids(engine.pipeline.backend, ids, np.ones_like(ids))
     found = embed(server, [text, "a short one"], truncate=True, truncation_direction=direction)
     np.testing.assert_allclose(found[:1], kept / np.linalg.norm(kept), atol=1e-6)
     np.testing.assert_allclose(found[1:], unit(engine, ["a short one"]), atol=1e-6)

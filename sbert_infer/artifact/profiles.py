@@ -53,9 +53,8 @@ def make_profiles(
 
     >>> [profile.length for profile in make_profiles(None, longest=512, max_batch_tokens=8192)]
     [16, 32, 64, 136, 272, 512]
-    >>> make_profiles(np.array([5, 6, 30]), longest=64, max_batch_tokens=1024, count=2)
-    (Profile(length=8, best_batch=128, max_batch=128), Profile(length=64, best_batch=16,
-    max_batch=16))
+    >>> [(p.length, p.max_batch) for p in make_profiles(np.array([5, 6, 30]), 64, 1024, count=2)]
+    [(8, 128), (64, 16)]
     """
     if max_batch_tokens < 1:
         raise ValueError(f"max_batch_tokens must be at least 1, got {max_batch_tokens}")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbert_infer.backends.tensorrt.profiles import make_profiles
-from sbert_infer.text.batching import plan_batches
+from sbert_infer.artifact.profiles import make_profiles
+from sbert_infer.text.batching import cut_batches
 
 LONGEST = st.integers(1, 700)
 BUDGETS = st.integers(1, 20_000)  # tokens
@@ -37,7 +37,7 @@ def test_profiles_cover_every_length_within_the_budget(
 @given(st.lists(st.integers(1, 512), min_size=1, max_size=100), BUDGETS, COUNTS)
 def test_what_the_planner_makes_fits_the_profiles(lengths: list[int], budget: int, count: int) -> None:
     profiles = {p.length: p for p in make_profiles(np.array(lengths), 512, budget, count)}
-    for batch in plan_batches(np.array(lengths), budget, edges=list(profiles)):
+    for batch in cut_batches(np.array(lengths), budget, edges=list(profiles)):
         assert len(batch.rows) <= profiles[batch.length].max_batch
 
 

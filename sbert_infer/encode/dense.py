@@ -1,0 +1,76 @@
+"""Dense output: one vector for each text, or the scores of each pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from sbert_infer.artifact.manifest import RERANKER, SCORES, SENTENCE, Manifest
+from sbert_infer.backends.base import Array
+from sbert_infer.encode.options import EncodeOptions
+from sbert_infer.encode.output import Collector, Indices, Output, Window, not_finite
+from sbert_infer.encode.precision import reduce_precision
+from sbert_infer.encode.results import to_torch
+from sbert_infer.similarity import unit_rows
+from sbert_infer.text.tokenizer import TokenizedTexts
+
+__all__ = ["DenseOutput"]
+
+
+class DenseOutput(Output):
+    """The first `dim` numbers of each vector, scaled to length 1 with `normalize`."""
+
+    def __init__(self, manifest: Manifest, dim: int | None = None, *, normalize: bool = False) -> None:
+        self.names = (SCORES if manifest.kind == RERANKER else SENTENCE,)
+        self.width, self.dim, self.normalize = manifest.dim, dim or manifest.dim, normalize
+
+    def collect(self, tokenized: TokenizedTexts) -> Collector:
+        """Return an empty array for these texts."""
+        return _Rows(self, len(tokenized.lengths))
+
+    def gather(self, windows: Iterator[Window], count: int, single: bool, options: EncodeOptions) -> Any:
+        """Return an array [texts, dim], or what else the options ask for."""
+        if options.out is not None:
+            return self._fill(self._check_out(options), windows)
+        vectors = self._fill(np.empty((count, self.dim), np.float32), windows)
+        result = reduce_precision(vectors, options.precision) if count else np.empty(0, np.float32)
+        if not options.as_arrays:
+            result = to_torch(result, as_list=not options.convert_to_tensor)
+        return result[0] if single else result
+
+    def _check_out(self, options: EncodeOptions) -> Array:
+        out: Any = options.out
+        if options.precision != "float32" or not options.as_arrays:
+            raise ValueError("out takes float32 vectors: leave precision, convert_to_numpy and convert_to_tensor alone")
+        if out.ndim != 2 or out.shape[1] != self.dim or out.dtype != np.float32:
+            raise ValueError(f"out must be float32 of shape [texts, {self.dim}], got {out.dtype} of {list(out.shape)}")
+        vectors: Array = out
+        return vectors
+
+    def _fill(self, out: Array, windows: Iterator[Window]) -> Array:
+        """Put the windows into their rows of `out`, which must be as many as there are texts."""
+        filled = 0
+        for window in windows:
+            filled = window.start + len(window.vectors)
+            if filled > len(out):
+                raise ValueError(f"out has {len(out)} rows, but there are more texts")
+            out[window.start : filled] = window.vectors
+        if filled < len(out):
+            raise ValueError(f"out has {len(out)} rows, but there were only {filled} texts")
+        return out
+
+
+class _Rows(Collector):
+    def __init__(self, output: DenseOutput, count: int) -> None:
+        self._output = output
+        self._vectors = np.empty((count, output.width), np.float32)
+
+    def put(self, rows: Indices, found: Sequence[Array]) -> Indices:
+        self._vectors[rows] = found[0]
+        return not_finite(rows, found[0])
+
+    def result(self, order: Indices | None) -> Array:
+        vectors = (self._vectors if order is None else self._vectors[order])[:, : self._output.dim]
+        return unit_rows(vectors) if self._output.normalize else vectors

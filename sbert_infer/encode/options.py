@@ -1,0 +1,80 @@
+"""What `encode` is asked for, as one object that is checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sbert_infer.artifact.manifest import SENTENCE, TOKENS
+from sbert_infer.encode.precision import PRECISIONS
+
+__all__ = ["EncodeOptions", "check_running", "given"]
+
+
+@dataclass(frozen=True)
+class EncodeOptions:
+    """The arguments of `encode`, under their own names and with their own defaults."""
+
+    prompt: str = ""  # itself, not its name
+    batch_size: int | None = None
+    show_progress_bar: bool | None = None
+    output_value: str = SENTENCE
+    precision: str = "float32"
+    convert_to_numpy: bool = True
+    convert_to_tensor: bool = False
+    normalize_embeddings: bool = False
+    truncate_dim: int | None = None
+    out: npt.NDArray[np.float32] | None = None
+    max_active_dims: int | None = None
+    task: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no engine can do."""
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        if self.output_value not in (SENTENCE, TOKENS):
+            raise ValueError(f"output_value must be {SENTENCE!r} or {TOKENS!r}, got {self.output_value!r}")
+        if self.task not in (None, "query", "document"):
+            raise ValueError(f"task must be 'query', 'document' or None, got {self.task!r}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
+
+    @property
+    def as_arrays(self) -> bool:
+        """Whether the result is made of numpy arrays, not of tensors."""
+        return self.convert_to_numpy and not self.convert_to_tensor
+
+    def refuse(self, names: str, why: str, **defaults: object) -> None:
+        """Raise if any of these arguments was given, or has a default of the engine's own."""
+        own = {field.name: field.default for field in fields(self)}
+        given = [
+            name
+            for name in names.split()
+            if not _is(getattr(self, name), own[name]) or not _is(defaults.get(name, own[name]), own[name])
+        ]
+        if given:
+            raise ValueError(f"{', '.join(given)}: {why}")
+
+
+def _is(value: object, default: object) -> bool:
+    if isinstance(default, bool):
+        return bool(value) == default
+    return value == default if isinstance(default, str) else value is default  # an array is equal to nothing
+
+
+def check_running(device: Any, own_device: str, pool: object, chunk_size: object) -> None:
+    """Refuse to run in a way that an engine does not."""
+    if device is not None and str(device) not in (own_device, own_device.split(":")[0]):
+        raise ValueError(f"this engine runs on {own_device!r}, got device={device!r}: see Engine(device=...)")
+    if pool is not None or chunk_size is not None:
+        raise ValueError("pool and chunk_size are not supported: one engine already uses all cores")
+
+
+def given(inputs: Any, sentences: Any, missing: str) -> Any:
+    """Return `inputs`, or `sentences`, its old name; `missing` says what is needed if there is neither."""
+    if (inputs is None) == (sentences is None):
+        raise TypeError(missing if inputs is None else "inputs given twice")
+    return inputs if inputs is not None else sentences

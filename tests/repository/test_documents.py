@@ -1,0 +1,85 @@
+"""What documents say about the repository is true."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+import sbert_infer
+from tests.repository.not_yet import NOT_YET
+from tests.repository.sources import ROOT
+
+MOST_CHARACTERS = 100  # in a line of prose
+PATH = re.compile(r"\b(?:sbert_infer|export|kernels|bench|examples|tests|docs)/[\w/-]+\.(?:py|md|txt)\b")
+
+
+def documents() -> dict[str, str]:
+    """Path -> text of every document."""
+    folders = [ROOT / "docs", ROOT / "kernels"]
+    files = [*ROOT.glob("*.md"), *(file for folder in folders for file in folder.rglob("*.md"))]
+    return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in files}
+
+
+def long_lines(document: str) -> Iterator[str]:
+    """Lines of prose that are too long. Code, tables and headings can't be wrapped."""
+    is_code = False
+    for line in document.splitlines():
+        is_code ^= line.lstrip().startswith("```")
+        if len(line) > MOST_CHARACTERS and not is_code and not line.startswith(("|", "#", "    ")):
+            yield line
+
+
+def test_documents_wrap() -> None:
+    assert len(documents()) > 30
+    long = {path for path, text in documents().items() if any(long_lines(text))}
+    assert long == NOT_YET["long line in a document"]
+
+
+def test_files_named_in_documents_exist() -> None:
+    named = {(path, found) for path, text in documents().items() for found in PATH.findall(text)}
+    assert ("CONTRIBUTING.md", "tests/repository/test_order.py") in named
+    assert sorted(f"{path}: {found}" for path, found in named if not (ROOT / found).exists()) == []
+
+
+@pytest.mark.parametrize("line", ["a " * 51, "- " + "a " * 51, "  " + "a " * 51])
+def test_long_lines_are_found(line: str) -> None:
+    assert list(long_lines(f"short\n{line}\n```\n{line}\n```\n| {line} |\n# {line}\n")) == [line]
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def make_commands(document: str) -> set[str]:
+    """The targets that a document shows as code: `make test`, or at the start of a line."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return set(re.findall(r"(?:^\$? ?|`)make (?:[A-Z]+=\S+ )?([a-z-]+)", text, re.MULTILINE))
+
+
+def test_documented_make_targets_exist() -> None:
+    assert make_commands("CONTRIBUTING.md") >= {"test", "lint", "format", "demo"}
+    assert make_commands("README.md") | make_commands("CONTRIBUTING.md") <= make_targets()
+
+
+def test_make_targets_are_phony() -> None:
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert phony is not None
+    assert set(phony[1].split()) == make_targets()
+
+
+def test_changelog_names_the_next_version_first() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    first = re.search(r"^## \[Unreleased\]\n\nNext version: (\S+)$", changelog, re.MULTILINE)
+    assert first is not None
+    assert first[1] == sbert_infer.__version__
+    assert first.start() == changelog.index("\n## ") + 1
+
+
+def test_every_decision_is_in_the_index() -> None:
+    folder = ROOT / "docs" / "adr"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    files = sorted(file.name for file in folder.glob("[0-9]*.md"))
+    assert files
+    assert files == sorted(re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", index))
