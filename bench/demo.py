@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from sbert_infer import Engine
 from sbert_infer.bench.workloads import make_workload
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.cli import main as sbert_export
 from sbert_infer.export.reference.encoder import load_reference
 

@@ -1,4 +1,4 @@
-"""How to export, and how progress is told."""
+"""How to export, and how progress is reported."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 from sbert_infer.errors import ExportError
 
-__all__ = ["ExportOptions", "Step", "default_output", "refuse_sentence_options", "silent"]
+__all__ = ["ExportOptions", "Step", "default_output", "silent"]
 
-MAX_BATCH_TOKENS = 16384  # of the engines in a plan: enough to fill a large GPU. Not measured on one yet
+MAX_BATCH_TOKENS = 16384  # of a plan's TensorRT engines: enough to fill a large GPU, not measured on one yet
 
-# Announces a step; the context it gives takes the number of texts done.
+# Announces a step: name, detail, number of texts. Its context yields a function that takes the
+# number of texts done since the last call.
 Step = Callable[[str, str, int], AbstractContextManager[Callable[[int], object]]]
 
 
@@ -27,14 +28,14 @@ class ExportOptions:
     max_length: int | None = None  # tokens; the checkpoint's own limit by default
     calibration: Sequence[str] = ()  # texts like those to be encoded, for int8 and fp16
     lengths: Sequence[int] = ()  # tokens of the texts to be encoded, for the length buckets of a plan
-    targets: Sequence[str] | None = None  # GPUs to build engines for; this machine's, if it has one, by default
-    max_batch_tokens: int = MAX_BATCH_TOKENS  # that an engine of a plan takes at once
+    targets: Sequence[str] | None = None  # GPUs to build TensorRT engines for; by default this machine's, if any
+    max_batch_tokens: int = MAX_BATCH_TOKENS  # that a plan's TensorRT engine takes at once
     pooling: str = "graph"  # or "kernel": a plan's vectors are pooled by the Triton kernel
-    # Of the graph, and "tokens": a vector for each token, too; or "sparse" and "multi": what bge-m3
-    # has beside it.
+    # Outputs of the graph. With "tokens" also a vector for each token; with "sparse" and "multi"
+    # also those of bge-m3's additional layers.
     outputs: Sequence[str] = ("sentence",)
     min_cosine: float | None = None  # the parity threshold; by precision if not given
-    route: str | None = None  # which one, of a model that has several (Router)
+    route: str | None = None  # the one to export of a model with several (Router)
     force: bool = False  # replace an existing file
     trust_remote_code: bool = False
 
@@ -59,12 +60,12 @@ class ExportOptions:
 
     @property
     def token_output(self) -> bool:
-        """Whether the graph gives token vectors, too."""
+        """Whether the graph also gives token vectors."""
         return "tokens" in self.outputs
 
     @property
     def all_outputs(self) -> bool:
-        """Whether the graph gives what bge-m3 has beside sentence vectors, too."""
+        """Whether the graph also gives the outputs of bge-m3's additional layers."""
         return "sparse" in self.outputs or "multi" in self.outputs
 
     @property
@@ -80,13 +81,5 @@ def default_output(source: str, options: ExportOptions) -> Path:
 
 
 def silent(name: str, detail: str, total: int) -> AbstractContextManager[Callable[[int], object]]:
-    """A step that is not told."""
+    """A step that is not reported."""
     return nullcontext(lambda count: None)
-
-
-def refuse_sentence_options(options: ExportOptions, kind: str) -> None:
-    """Refuse, for another `kind` of model, what is for sentence encoders."""
-    if options.fp16:
-        raise ExportError(f"--fp16 is not supported for {kind}s yet: leave it out, or take --int8")
-    if len(options.outputs) > 1 or options.route is not None:
-        raise ExportError(f"--outputs and --route are for sentence encoders, and this is a {kind}: leave them out")

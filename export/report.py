@@ -1,4 +1,4 @@
-"""What `sbert-export --inspect` shows: all that an artifact says of itself, its bytes checked."""
+"""What people read about an artifact: after an export, and by `sbert-export --inspect`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,91 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sbert_infer.artifact import open_artifact
-from sbert_infer.artifact.manifest import MULTI_VECTOR, RERANKER, SPARSE_ENCODER, Artifact, Manifest
+from sbert_infer.artifact.manifest import ENCODER, MULTI_VECTOR, RERANKER, SPARSE_ENCODER, Artifact, Manifest
 from sbert_infer.artifact.plan_file import Plan
 from sbert_infer.encode.multi_vector import role_of
 
-__all__ = ["inspect"]
+__all__ = ["inspect", "summarize", "warnings"]
+
+
+# -------------------------------------------------------------------------------------------------
+# after an export
+
+
+def warnings(checkpoint: str, manifest: Manifest, portable: bool) -> Iterator[str]:
+    """What may be wrong, though the vectors are right."""
+    fusion = manifest.fusion
+    wanted = {"attention": fusion["layers"], "gelu": fusion["gelu_layers"]}
+    missing = [f"{name} {fusion[name]} of {n}" for name, n in wanted.items() if fusion[name] < n]
+    if missing and not portable:
+        yield f"not all of the graph was fused ({', '.join(missing)}): it is right, but slower"
+    folder = Path(checkpoint)
+    if manifest.kind == ENCODER and folder.is_dir() and not (folder / "modules.json").is_file():
+        # A language model, or a reranker, becomes a sentence encoder as easily as any transformer.
+        what = "no modules.json: taken as a plain transformer with mean pooling, as sentence-transformers would"
+        yield f"{folder} has {what}"
+
+
+def summarize(manifest: Manifest, path: Path, portable: bool) -> str:
+    """A few lines about the artifact at `path`, which was just written."""
+    fusion = manifest.fusion
+    size = sum(file.stat().st_size for file in [path, *(path.parent / f.name for f in manifest.data_files)])
+    graph = "graph    standard operators only"
+    if not portable:
+        graph = f"fused    {_fused(manifest)}; skip-layer-norm kept apart as add and norm, which is faster"
+    if not fusion["layers"]:
+        graph = "graph    a lookup and a mean: there is nothing to fuse"
+    uses = {RERANKER: "Reranker({!r}).rank(query, [...])", MULTI_VECTOR: "Engine({!r}).encode_query([...])"}
+    use = uses.get(manifest.kind, "Engine({!r}).encode([...])")
+    lines = [
+        f"{path}  {_megabytes(size)}, {manifest.precision}, weights sha256 {manifest.weights_sha256[:12]}",
+        f"  {graph}",
+        f"  parity   {_detailed_parity(manifest)} of up to {manifest.parity['max_length']} tokens",
+        *_tensorrt_engines(path),
+        f"  use      {use.format(str(path))}",
+    ]
+    return "\n".join(lines)
+
+
+def _detailed_parity(manifest: Manifest) -> str:
+    parity = manifest.parity
+    difference, texts = _difference(manifest), f"on {parity.get('texts')} texts"
+    if manifest.kind == RERANKER:
+        return f"{difference}, on {parity['pairs']} pairs"
+    if manifest.kind == MULTI_VECTOR:
+        return f"{difference} of the tokens of {parity['texts']} texts"
+    difference += f", top-10 overlap {parity['top10_overlap']:.1%}"
+    if manifest.kind == SPARSE_ENCODER:
+        difference += f", {parity['active_overlap']:.2%} of {parity['active_dims']:.0f} active dimensions"
+    return f"{difference}, {texts}"
+
+
+def _difference(manifest: Manifest) -> str:
+    """How far the artifact is from the reference."""
+    parity = manifest.parity
+    if manifest.kind == RERANKER:
+        difference = f"max-abs {parity['max_abs']:.1e} of scores that spread by {parity['spread']:.1e}"
+        return f"{difference}, {parity['rank_agreement']:.2%} in the same order"
+    cosine = f"cosine min {parity['min_cosine']:.6f}, mean {parity['mean_cosine']:.6f}"
+    return f"{cosine}, max-abs {parity['max_abs']:.1e}"
+
+
+def _tensorrt_engines(path: Path) -> list[str]:
+    """A line about a plan's TensorRT engines."""
+    plan = open_artifact(path)
+    if not isinstance(plan, Plan):
+        return []
+    names = ", ".join(engine.describe() for engine in plan.engines)
+    missing = "none inside: one is built at first use on a machine with a GPU and TensorRT; or see --target"
+    return [f"  engines  {names or missing}"]
+
+
+# -------------------------------------------------------------------------------------------------
+# --inspect
 
 
 def inspect(path: Path) -> str:
-    """A report on the artifact at `path`. Raises `ArtifactError` if a byte of it is not what was written."""
+    """All that the artifact at `path` contains. Raises `ArtifactError` if any byte has changed."""
     artifact = open_artifact(path)
     size = path.stat().st_size + sum(file.size for file in artifact.manifest.data_files)
     plan = isinstance(artifact, Plan)
@@ -25,13 +101,17 @@ def inspect(path: Path) -> str:
 
 
 def _model(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """What every artifact says."""
+    """What every artifact has."""
+    parity = manifest.parity
     yield "model", f"{manifest.name} ({manifest.architecture}), weights sha256 {manifest.weights_sha256}"
     yield from {RERANKER: _scores, MULTI_VECTOR: _token_vectors}.get(manifest.kind, _vectors)(manifest)
     for name, prompt in manifest.prompts.items():
         default = "  (default)" if name == manifest.default_prompt_name else ""
         yield "prompt", f"{name}: {json.dumps(prompt, ensure_ascii=False)}{default}"
-    yield "parity", f"{_parity(manifest)}; at least {manifest.parity['threshold']} was asked for"
+    compared = f"on {parity.get('texts')} texts"
+    if manifest.kind == RERANKER:
+        compared = f"on {parity['pairs']} pairs, correlation {parity['correlation']:.6f}"
+    yield "parity", f"{_difference(manifest)}, {compared}; at least {parity['threshold']} was asked for"
     yield "made by", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
 
 
@@ -59,20 +139,9 @@ def _scores(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "labels", ", ".join(manifest.labels)
 
 
-def _parity(manifest: Manifest) -> str:
-    parity = manifest.parity
-    if manifest.kind == RERANKER:
-        difference = f"max-abs {parity['max_abs']:.1e} of scores that spread by {parity['spread']:.1e}"
-        order = f"{parity['rank_agreement']:.2%} in the same order"
-        return f"{difference}, {order}, on {parity['pairs']} pairs, correlation {parity['correlation']:.6f}"
-    cosine = f"cosine min {parity['min_cosine']:.6f}, mean {parity['mean_cosine']:.6f}"
-    return f"{cosine}, max-abs {parity['max_abs']:.1e}, on {parity['texts']} texts"
-
-
 def _onnx(artifact: Artifact) -> Iterator[tuple[str, str]]:
-    fusion = artifact.manifest.fusion
-    nodes = f"{fusion['attention']} of {fusion['layers']} attention, {fusion['gelu']} of {fusion['gelu_layers']} gelu"
-    yield "fused", nodes if fusion["attention"] else "nothing: standard operators only"
+    fused = artifact.manifest.fusion["attention"]
+    yield "fused", _fused(artifact.manifest) if fused else "nothing: standard operators only"
     for file in artifact.manifest.data_files:
         yield "weights", f"{file.name}  {_megabytes(file.size)}  sha256 {file.sha256}"
     yield "checked", "every byte is as it was written"
@@ -87,9 +156,15 @@ def _plan(plan: Plan) -> Iterator[tuple[str, str]]:
     if not plan.engines:
         yield "engine", "none inside: one is built at first use on a machine with a GPU and TensorRT"
     for name, (size, digest) in plan.members.items():
-        plan.read(name)  # checks it
+        plan.read(name)  # checks its hash
         yield "member", f"{name}  {_megabytes(size)}  sha256 {digest}"
     yield "checked", "every member is as it was written"
+
+
+def _fused(manifest: Manifest) -> str:
+    """How many nodes were fused."""
+    fusion = manifest.fusion
+    return f"{fusion['attention']} of {fusion['layers']} attention, {fusion['gelu']} of {fusion['gelu_layers']} gelu"
 
 
 def _megabytes(size: int) -> str:

@@ -1,4 +1,4 @@
-"""Putting an artifact on disk: staged beside its target, where it can be verified, and moved into place in one step."""
+"""Write an artifact: staged beside its target, where it can be verified, then moved into place."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from sbert_infer.artifact.manifest import DataFile, Manifest
 from sbert_infer.artifact.onnx_file import append_metadata, sha256
 from sbert_infer.errors import ArtifactError, ExportError
 
-__all__ = ["MAX_PROTOBUF_BYTES", "StagedArtifact", "check_free", "check_writable", "stage", "weight_bytes"]
+__all__ = ["MAX_PROTOBUF_BYTES", "StagedArtifact", "check_free", "check_target", "stage", "weight_bytes"]
 
-MAX_PROTOBUF_BYTES = 2**31 - 2**27  # protobuf's limit is 2 GiB; tokenizers of 30 MB exist, and the graph adds its own
+# Protobuf's limit is 2 GiB, less room for the graph and the tokenizer (some have 30 MB).
+MAX_PROTOBUF_BYTES = 2**31 - 2**27
 _LOCK = "lock"  # in a staging folder
 
 
 @dataclass
 class StagedArtifact:
-    """A whole artifact at `path`, not yet at its target."""
+    """A complete artifact at `path`, not yet at its target."""
 
     path: Path
     tokenizer_json: str
-    _graph_bytes: int  # size of the model without what was appended
+    _graph_bytes: int  # size of the model without the appended metadata
     _file: StagedFile
     _weights: Path | None = None  # of a model over 2 GB
     _data_files: tuple[DataFile, ...] = ()
 
     def commit(self, manifest: Manifest) -> Manifest:
-        """Put the artifact in place with its final `manifest`, which is returned as written."""
+        """Move the artifact into place with its final `manifest`, returned as written."""
         target = self._file.target
         manifest = replace(manifest, data_files=self._data_files)
         with _blaming(target):
@@ -55,7 +56,7 @@ class StagedArtifact:
     def _commit_with(self, weights: Path) -> None:
         placed = self._file.target.parent / weights.name
         try:
-            os.link(weights, placed)  # not moved: so the next export knows whose it is, if this one is killed here
+            os.link(weights, placed)  # not moved: if this is killed here, the next export knows whose file it is
         except OSError:  # a file system without links
             weights.replace(placed)
         try:
@@ -66,20 +67,25 @@ class StagedArtifact:
 
 
 def check_free(target: Path, force: bool) -> None:
-    """Raise `ExportError` if `target` is there and may not be replaced."""
+    """Raise `ExportError` if `target` exists and may not be replaced."""
     if target.exists() and not force:
         raise ExportError(f"{target} exists: give --force to replace it, or another name with -o")
 
 
-def check_writable(target: Path) -> None:
-    """Raise `ExportError` if nothing can be written at `target`. Leaves no trace."""
-    with _blaming(target), staged(target):
+def check_target(target: Path, force: bool) -> None:
+    """Raise `ExportError` if `target` can't or must not be written."""
+    if target.is_dir():
+        raise ExportError(f"{target} is a folder: name a file")
+    if not target.parent.is_dir():
+        raise ExportError(f"the folder {target.parent} does not exist")
+    check_free(target, force)
+    with _blaming(target), staged(target):  # leaves no trace
         pass
 
 
 @contextmanager
 def stage(model: ir.Model, draft: Manifest, tokenizer_json: str, target: Path) -> Iterator[StagedArtifact]:
-    """Write `model` as an artifact beside `target`. Leaving without `commit` removes every trace of it."""
+    """Write `model` as an artifact beside `target`; without `commit` it is removed again."""
     target = Path(os.path.realpath(target))
     with ExitStack() as stack:
         with _blaming(target):
@@ -103,10 +109,10 @@ def _write(model: ir.Model, draft: Manifest, tokenizer_json: str, file: StagedFi
 def _write_large(
     model: ir.Model, draft: Manifest, tokenizer_json: str, file: StagedFile, folder: Path
 ) -> StagedArtifact:
-    """Over 2 GB, ONNX keeps the weights in a file beside the model.
+    """Write a model over 2 GB, for which ONNX keeps the weights in a separate file.
 
     Both are staged in a hidden folder. The weights are put in place first, under a name that no
-    other artifact uses, so that the one rename of the model switches from old to new.
+    other artifact uses, so that renaming the model switches from the old artifact to the new one.
     """
     path, weights = folder / file.target.name, folder / _unused_name(file.target)
     ir.save(model, path, external_data=weights.name)
@@ -128,7 +134,7 @@ def _staging_folder(target: Path) -> Iterator[Path]:
 
 
 def _remove_stale(target: Path) -> None:
-    """Remove what a killed export of a large model left: its folder, and weights just put in place."""
+    """Remove the folder of a killed export of a large model, and weights it put in place."""
     for folder in target.parent.glob(f".{glob.escape(target.name)}.*.staging"):
         # Unless it is being written, or another export is removing it.
         with suppress(BlockingIOError, FileNotFoundError):
@@ -142,7 +148,7 @@ def _remove_stale(target: Path) -> None:
 
 @contextmanager
 def _blaming(target: Path) -> Iterator[None]:
-    """Name the file that the user asked for in an error, not what stands in for it meanwhile."""
+    """Name the file that the user asked for in an error, not the temporary one."""
     try:
         yield
     except OSError as error:
@@ -162,7 +168,7 @@ def _data_file(path: Path) -> DataFile:
 
 
 def weight_bytes(model: ir.Model) -> int:
-    """What the constants of `model` take."""
+    """Size of the constants of `model`."""
     values = model.graph.initializers.values()
     return sum(value.const_value.nbytes for value in values if value.const_value is not None)
 
@@ -179,5 +185,5 @@ def _weights_of(target: Path) -> list[str]:
     """The weight files of an artifact that is about to be replaced."""
     try:
         return [entry.name for entry in open_artifact(target).manifest.data_files]
-    except (OSError, ArtifactError):  # nothing there, or not ours: then nothing of ours to remove
+    except (OSError, ArtifactError):  # no file, or not ours, so there is nothing of ours to remove
         return []

@@ -64,7 +64,7 @@ def gemm_gflops(cores: int, sizes: tuple[int, ...] = (512, 1024, 2048)) -> float
 
 
 def _read(spec: Spec) -> Any:
-    from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+    from sbert_infer.export.checkpoint.reader import read_checkpoint
     from sbert_infer.export.families.cross_encoder.checkpoint import read_cross_encoder
 
     read: Any = read_cross_encoder if spec["pairs"] else read_checkpoint

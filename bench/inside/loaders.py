@@ -47,7 +47,7 @@ def load_eager(spec: Spec) -> Encode:
     """Load the eager PyTorch reference. On CUDA, `dtype` and `attention` choose faster variants."""
     import torch
 
-    from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+    from sbert_infer.export.checkpoint.reader import read_checkpoint
     from sbert_infer.export.reference.encoder import load_reference
 
     checkpoint = read_checkpoint(

@@ -1,62 +1,35 @@
-"""A trained sentence-transformers checkpoint: read from a folder or the hub, validated as a whole.
-
-`read_checkpoint` understands the layouts of all versions of sentence-transformers, and lists every
-problem at once: whatever it does not understand and could change the vectors is an error, never
-skipped.
-"""
+"""The content of a checkpoint, the same for all layouts."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from sbert_infer.errors import CheckpointError
-from sbert_infer.export.checkpoint.hub import locate, shown, weight_files
+from sbert_infer.export.checkpoint.hub import weight_files
 from sbert_infer.export.checkpoint.modules import (
-    SUPPORTED,
     DenseSpec,
     LayerNormSpec,
     ModuleSpec,
     PoolingSpec,
-    Problems,
     WeightedLayerPoolingSpec,
-    check_chain,
     output_dim,
-    read_module,
 )
-from sbert_infer.export.checkpoint.modules_json import FIRST, Entry, read_entries
-from sbert_infer.export.checkpoint.settings import (
-    ModelSettings,
-    TransformerSettings,
-    read_model_settings,
-    read_transformer_settings,
-)
-from sbert_infer.export.checkpoint.sparse_modules import (
-    SPARSE_MODULES,
-    active_dims,
-    check_last,
-    is_sparse,
-    read_sparse_module,
-)
-from sbert_infer.export.checkpoint.sparse_static import SPARSE_STATIC, read_sparse_static
-from sbert_infer.export.checkpoint.static import MODEL_TYPE, read_static
-from sbert_infer.export.checkpoint.transformer import length_limit, read_config, read_tokenizer
+from sbert_infer.export.checkpoint.sparse_modules import is_sparse
 
-__all__ = ["Checkpoint", "checkpoint_name", "read_checkpoint", "weights_sha256"]
+__all__ = ["Checkpoint", "checkpoint_name", "weights_sha256"]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint says, in one spelling. The weights stay on disk."""
+    """What a checkpoint says, whatever its layout. The weights stay on disk."""
 
     source: str  # what the user typed
     name: str  # folder or repository name, for people
     path: Path
     transformer_path: Path  # folder of the first module and its weights; may be a subfolder
     model_type: str  # e.g. "bert"
-    modules: tuple[ModuleSpec, ...]  # behind the transformer, or the table of static embeddings, in order
+    modules: tuple[ModuleSpec, ...]  # after the transformer or the static embeddings, in order
     max_length: int  # in tokens, special ones included
     prompts: dict[str, str]
     default_prompt_name: str | None
@@ -64,7 +37,7 @@ class Checkpoint:
     truncate_dim: int | None
     do_lower_case: bool
     trust_remote_code: bool
-    max_active_dims: int | None = None  # of a sparse vector; None: any number
+    max_active_dims: int | None = None  # of a sparse vector; None means any number
 
     @property
     def is_sparse(self) -> bool:
@@ -82,167 +55,13 @@ class Checkpoint:
         return next(spec for spec in self.modules if isinstance(spec, PoolingSpec))
 
 
-@dataclass(frozen=True)
-class _Body:
-    """What the first module decides, and the modules behind it."""
-
-    model_type: str = ""
-    modules: tuple[ModuleSpec, ...] = ()
-    max_length: int = 0
-    do_lower_case: bool = False
-
-
-def read_checkpoint(
-    source: str | Path, *, max_length: int | None = None, route: str | None = None, trust_remote_code: bool = False
-) -> Checkpoint:
-    """Read and validate the checkpoint in a local folder or under a hub id.
-
-    `max_length` replaces the checkpoint's own length limit. A configured limit beyond the model's
-    table of positions is cut to what the table holds: longer texts could never have worked. `route`
-    is which one to take of a model that has several. Raises one `CheckpointError` with every
-    problem.
-    """
-    path = locate(str(source), trust_remote_code)
-    problems: Problems = []
-    entries = read_entries(path, route, problems)
-    first = next((entry for entry in entries if entry.kind in FIRST), Entry("Transformer", ""))
-    own = (path / "modules.json").is_file()  # else sentence-transformers reads none of its own files either
-    sparse = any(entry.kind in (*SPARSE_MODULES, "SparseStaticEmbedding") for entry in entries)
-    settings = path / "config_sentence_transformers.json"
-    model = read_model_settings(settings, problems, sparse=sparse) if own else ModelSettings()
-    if first.kind == "StaticEmbedding":
-        body = _read_static(path, first, entries, max_length, problems)
-    elif first.kind == "SparseStaticEmbedding":
-        body = _read_sparse_static(path, first, entries, max_length, trust_remote_code, problems)
-    else:
-        body = _read_transformer(path, first, entries, max_length, trust_remote_code, problems)
-    if problems:
-        raise CheckpointError(str(source), problems)
-    return Checkpoint(
-        source=str(source),
-        name=checkpoint_name(source, path),
-        path=path,
-        transformer_path=path / first.path,
-        model_type=body.model_type,
-        modules=body.modules,
-        max_length=body.max_length,
-        prompts=model.prompts,
-        default_prompt_name=model.default_prompt_name,
-        similarity=model.similarity,
-        truncate_dim=model.truncate_dim,
-        do_lower_case=body.do_lower_case,
-        trust_remote_code=trust_remote_code,
-        max_active_dims=active_dims(body.modules, model.max_active_dims),
-    )
-
-
-def _read_transformer(
-    path: Path, first: Entry, entries: list[Entry], wanted: int | None, trust_remote_code: bool, problems: Problems
-) -> _Body:
-    folder = path / first.path
-    own = (path / "modules.json").is_file()
-    config = read_config(folder, path, trust_remote_code, problems)
-    task = _task(entries)
-    settings = read_transformer_settings(folder, path, problems, task=task) if own else TransformerSettings()
-    if task == "fill-mask" and first.kind == "Transformer" and settings.task is None:
-        # sentence-transformers would pool the hidden states of such a model, not the scores of
-        # words.
-        problems.append(
-            f"{first.name}: SpladePooling needs 'transformer_task': 'fill-mask' in sentence_bert_config.json"
-        )
-    modules = _read_heads(path, entries, config, settings, problems) if own else _default_modules(config)
-    weight_files(folder, shown(folder, path), problems)
-    tokenizer = read_tokenizer(folder, path, own, trust_remote_code, problems)
-    limit = length_limit(settings.max_length, tokenizer, config, wanted, problems)
-    return _Body(getattr(config, "model_type", ""), modules, limit, settings.do_lower_case)
-
-
-def _task(entries: list[Entry]) -> str:
-    """What the transformer has to do for the modules behind it."""
-    splade = any(entry.kind in ("MLMTransformer", "SpladePooling") for entry in entries)
-    return "fill-mask" if splade else "feature-extraction"
-
-
-def _read_sparse_static(
-    path: Path, first: Entry, entries: list[Entry], wanted: int | None, trust_remote_code: bool, problems: Problems
-) -> _Body:
-    """The table of weights is all there is."""
-    folder = path / first.path
-    tokenizer = read_tokenizer(folder, path, True, trust_remote_code, problems)
-    spec, limit = read_sparse_static(folder, first.name, tokenizer, problems)
-    check_last([(first.name, spec), *_read_modules(path, entries, None, problems)], problems)
-    if wanted is not None and wanted > limit:
-        problems.append(f"max length {wanted} is more than the {limit} tokens that the model allows")
-    return _Body(SPARSE_STATIC, (spec,), wanted or limit)
-
-
-def _read_static(path: Path, first: Entry, entries: list[Entry], wanted: int | None, problems: Problems) -> _Body:
-    """The table's mean takes the place of Pooling."""
-    width, limit = read_static(path / first.path, first.name, problems)
-    mean = (first.name, PoolingSpec(width, ("mean",)))
-    before = len(problems)
-    modules = [mean, *_read_modules(path, entries, None, problems)]
-    if len(problems) == before:
-        check_chain(modules, width, 0, problems)
-        check_last(modules, problems)
-    if wanted is not None and wanted > limit:
-        problems.append(f"max length {wanted} is more than the {limit} tokens that the model allows")
-    return _Body(MODEL_TYPE, tuple(spec for _, spec in modules), wanted or limit)
-
-
-def _read_modules(
-    path: Path, entries: list[Entry], vocabulary: int | None, problems: Problems
-) -> list[tuple[str, ModuleSpec]]:
-    """The modules behind the first, with their names. `vocabulary` is how many words a language model scores."""
-    named: list[tuple[str, ModuleSpec | None]] = []
-    for entry in entries:
-        folder = path / entry.path
-        if entry.kind in SPARSE_MODULES:
-            named.append((entry.name, read_sparse_module(entry.kind, folder, entry.name, vocabulary, problems)))
-        elif entry.kind in SUPPORTED:
-            named.append((entry.name, read_module(entry.kind, folder, entry.name, problems)))
-    return [(name, spec) for name, spec in named if spec is not None]
-
-
-def _read_heads(
-    path: Path, entries: list[Entry], config: Any, settings: TransformerSettings, problems: Problems
-) -> tuple[ModuleSpec, ...]:
-    """The modules behind the transformer, checked one by one and as a chain."""
-    before = len(problems)
-    scores = _task(entries) == "fill-mask"
-    modules = _read_modules(path, entries, getattr(config, "vocab_size", None), problems)
-    if config is None:
-        return ()
-    weighted = any(isinstance(spec, WeightedLayerPoolingSpec) for _, spec in modules)
-    if weighted and not (getattr(config, "output_hidden_states", False) or settings.output_hidden_states):
-        # sentence-transformers then skips the module in silence: what was trained is not what it
-        # computes.
-        problems.append(
-            "WeightedLayerPooling needs 'output_hidden_states': true in config.json; without it "
-            "sentence-transformers leaves the module out. Set it, or take the module out of modules.json"
-        )
-    if len(problems) == before:  # a module that could not be read would only break the chain once more
-        check_chain(modules, config.vocab_size if scores else config.hidden_size, config.num_hidden_layers, problems)
-        check_last(modules, problems)
-    return tuple(spec for _, spec in modules)
-
-
-def _default_modules(config: Any) -> tuple[ModuleSpec, ...]:
-    """What sentence-transformers puts behind a plain transformer: mean, or the last token of a causal one."""
-    if config is None:
-        return ()
-    architecture = (getattr(config, "architectures", None) or [""])[0]
-    causal = architecture.endswith("ForCausalLM") and getattr(config, "is_causal", True)
-    return (PoolingSpec(config.hidden_size, ("lasttoken",) if causal else ("mean",)),)
-
-
 def checkpoint_name(source: str | Path, path: Path) -> str:
     """The name of the folder `path`, or the last part of a hub id."""
     return path.resolve().name if Path(source).is_dir() else str(source).rpartition("/")[2]
 
 
 def weights_sha256(checkpoint: Checkpoint) -> str:
-    """One hash of all weight files that are used: the transformer's, then the modules', in order."""
+    """Hash of all weight files in use: the transformer's, then the modules' in order."""
     files = weight_files(checkpoint.transformer_path, "", [])
     for spec in checkpoint.modules:
         if isinstance(spec, DenseSpec | LayerNormSpec | WeightedLayerPoolingSpec):

@@ -1,4 +1,4 @@
-"""A checkpoint's files: in a folder here, or fetched from the hub."""
+"""A checkpoint's files: in a local folder, or fetched from the hub."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def locate(source: str, trust_remote_code: bool = False) -> Path:
         files = needed_files((file.rfilename for file in listed), trust_remote_code)
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=files))
     except Exception as error:  # the errors of the hub and of its HTTP library share no base class
-        try:  # without a network, what an earlier download left is as good
+        try:  # without a network, the files of an earlier download are as good
             return Path(huggingface_hub.snapshot_download(source, local_files_only=True))
         except Exception:
             problem = f"neither a folder here nor a model that could be fetched from the hub ({first_line(error)})"
@@ -30,7 +30,7 @@ def locate(source: str, trust_remote_code: bool = False) -> Path:
 
 
 def needed_files(files: Iterable[str], trust_remote_code: bool = False) -> list[str]:
-    """Of a repository's files those that a checkpoint is read from: `.bin` only where there is no safetensors."""
+    """The files of a repository that a checkpoint needs; `.bin` only without safetensors."""
     paths = [PurePosixPath(file) for file in files]
     safe = {path.parent for path in paths if path.match("model*.safetensors")}
     patterns = [
@@ -51,7 +51,7 @@ def needed_files(files: Iterable[str], trust_remote_code: bool = False) -> list[
 
 
 def weight_files(folder: Path, name: str, problems: Problems) -> list[Path]:
-    """The weight files that are used: safetensors before `.bin`, one file before its shards."""
+    """The weight files in use: safetensors rather than `.bin`, one file rather than shards."""
     for stem in ("model.safetensors", "pytorch_model.bin"):
         if (folder / stem).is_file():
             return [folder / stem]
@@ -75,5 +75,5 @@ def shown(folder: Path, root: Path) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its type where it has none."""
+    """The first line of an error's message, or its type if there is no message."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

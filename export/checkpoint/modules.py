@@ -1,4 +1,4 @@
-"""The modules behind the transformer as their files describe them: specs, readers, and the checks between them."""
+"""The modules after the transformer as their files describe them: specs, readers and checks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ __all__ = [
     "Problems",
     "WeightedLayerPoolingSpec",
     "check_chain",
+    "check_weights",
     "output_dim",
+    "peek_json",
+    "positive",
     "read_json",
     "read_module",
     "read_weights",
     "unknown_keys",
 ]
 
-# Old spelling -> our name, in the order in which the old layout concatenates them.
+# Old spelling -> our name, in the order of concatenation in the old layout.
 _LEGACY_MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -42,7 +45,7 @@ _LEGACY_MODES = {
 }
 _MODES = {"mean_sqrt_len_tokens": "mean_sqrt_len"} | {mode: mode for mode in _LEGACY_MODES.values()}
 
-# Every activation that a checkpoint may name, all built without arguments; its dotted path is never
+# Activations that a checkpoint may name, all built without arguments. Dotted paths are never
 # imported.
 ACTIVATIONS = frozenset(
     {
@@ -68,7 +71,7 @@ class PoolingSpec:
 
 @dataclass(frozen=True)
 class DenseSpec:
-    """A linear layer, its activation, and optionally the input (projected if the widths differ) added to it."""
+    """A linear layer with activation and optionally a residual, projected if widths differ."""
 
     path: Path
     in_features: int
@@ -126,7 +129,7 @@ ModuleSpec: TypeAlias = PoolingSpec | DenseSpec | LayerNormSpec | NormalizeSpec 
 
 
 def output_dim(modules: Iterable[ModuleSpec]) -> int:
-    """Width of the vectors that the last of the modules gives."""
+    """Width of the last module's vectors."""
     dim = 0
     for spec in modules:
         if isinstance(spec, PoolingSpec):
@@ -136,12 +139,12 @@ def output_dim(modules: Iterable[ModuleSpec]) -> int:
     return dim
 
 
-# ----------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 # reading
 
 
 def read_json(path: Path, name: str, problems: Problems, expected: type = dict) -> Any:
-    """The content of a JSON file; after a problem an empty `expected`."""
+    """The content of a JSON file; an empty `expected` after a problem."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -156,20 +159,26 @@ def read_json(path: Path, name: str, problems: Problems, expected: type = dict) 
     return expected()
 
 
+def peek_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is none or it can't be read."""
+    content: dict[str, Any] = read_json(file, file.name, [])
+    return content
+
+
 def unknown_keys(config: dict[str, Any], known: Iterable[str], name: str, problems: Problems) -> None:
-    """Report each key that we do not know: it could change the vectors."""
+    """Report each unknown key, since it could change the vectors."""
     problems += [f"{name}: unknown key '{key}' (= {config[key]!r})" for key in config if key not in set(known)]
 
 
 def read_module(
     kind: str, folder: Path, name: str, problems: Problems, *, feature: str = "sentence_embedding"
 ) -> ModuleSpec | None:
-    """The module of class `kind` saved in `folder`, shown as `name`; None for Dropout and after a problem.
+    """Read the module of class `kind` in `folder`, called `name` in messages.
 
-    `feature` is what it has to read and write.
+    `feature` is the feature that it has to read and write. None for Dropout and after a problem.
     """
     if kind in ("Normalize", "Dropout"):
-        has_config = (folder / "config.json").is_file()  # Normalize has one only since it can name its input
+        has_config = (folder / "config.json").is_file()  # Normalize has had one since it can name its input
         config = read_json(folder / "config.json", f"{name}/config.json", problems) if has_config else {}
     else:
         config = read_json(folder / "config.json", f"{name}/config.json", problems)
@@ -182,12 +191,12 @@ def read_module(
     if len(problems) > before:
         return None
     if isinstance(spec, DenseSpec | LayerNormSpec | WeightedLayerPoolingSpec):
-        _check_weights(spec.path, name, spec.shapes, problems)
+        check_weights(spec, name, problems)
     return spec
 
 
-def _positive(config: dict[str, Any], keys: tuple[str, ...], name: str, problems: Problems, least: int = 1) -> int:
-    """The integer under the first of `keys` (the new spelling, then the old) that is there."""
+def positive(config: dict[str, Any], keys: tuple[str, ...], name: str, problems: Problems, least: int = 1) -> int:
+    """The integer under the first of `keys` (the new spelling, then the old) that is set."""
     value = next((config[key] for key in keys if key in config), None)
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         return value
@@ -209,7 +218,7 @@ def _read_pooling(config: dict[str, Any], folder: Path, name: str, problems: Pro
         for mode in modes
         if not isinstance(mode, str) or mode not in _MODES
     ]
-    dim = _positive(config, dim_keys, name, problems)
+    dim = positive(config, dim_keys, name, problems)
     return PoolingSpec(
         dim, tuple(_MODES.get(str(mode), "") for mode in modes), bool(config.get("include_prompt", True))
     )
@@ -227,8 +236,8 @@ def _read_dense(config: dict[str, Any], folder: Path, name: str, problems: Probl
         )
     return DenseSpec(
         path=folder,
-        in_features=_positive(config, ("in_features",), name, problems),
-        out_features=_positive(config, ("out_features",), name, problems),
+        in_features=positive(config, ("in_features",), name, problems),
+        out_features=positive(config, ("out_features",), name, problems),
         bias=bool(config.get("bias", True)),
         activation=activation,
         residual=bool(config.get("use_residual", False)),
@@ -237,7 +246,7 @@ def _read_dense(config: dict[str, Any], folder: Path, name: str, problems: Probl
 
 def _read_layer_norm(config: dict[str, Any], folder: Path, name: str, problems: Problems) -> LayerNormSpec:
     unknown_keys(config, ("dimension",), name, problems)
-    return LayerNormSpec(folder, _positive(config, ("dimension",), name, problems))
+    return LayerNormSpec(folder, positive(config, ("dimension",), name, problems))
 
 
 def _read_normalize(config: dict[str, Any], folder: Path, name: str, problems: Problems) -> NormalizeSpec:
@@ -251,11 +260,11 @@ def _read_layer_pooling(
     dim_keys = ("embedding_dimension", "word_embedding_dimension")
     unknown_keys(config, (*dim_keys, "layer_start", "num_hidden_layers"), name, problems)
     config = {"layer_start": 4, "num_hidden_layers": 12} | config  # the defaults of sentence-transformers
-    layer_start = _positive(config, ("layer_start",), name, problems, least=0)
-    num_hidden_layers = _positive(config, ("num_hidden_layers",), name, problems)
+    layer_start = positive(config, ("layer_start",), name, problems, least=0)
+    num_hidden_layers = positive(config, ("num_hidden_layers",), name, problems)
     if layer_start > num_hidden_layers:
         problems.append(f"{name}: 'layer_start' is {layer_start}, but there are {num_hidden_layers} layers")
-    return WeightedLayerPoolingSpec(folder, _positive(config, dim_keys, name, problems), layer_start, num_hidden_layers)
+    return WeightedLayerPoolingSpec(folder, positive(config, dim_keys, name, problems), layer_start, num_hidden_layers)
 
 
 def _read_dropout(config: dict[str, Any], folder: Path, name: str, problems: Problems) -> None:
@@ -275,19 +284,19 @@ SUPPORTED = tuple(_READERS)
 
 
 def _check_features(config: dict[str, Any], feature: str, name: str, problems: Problems) -> None:
-    """A module may read and write `feature` only."""
+    """Report a module that reads or writes anything but `feature`."""
     for key in _FEATURES:
         if config.get(key) not in (None, feature):
             problems.append(f"{name}: '{key}' is {config[key]!r}; only '{feature}' is supported")
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a small module, safetensors before `.bin`; raises ValueError with a readable reason."""
+    """The tensors of a small module, from safetensors or `.bin`; raises a readable ValueError."""
     safe, legacy = folder / "model.safetensors", folder / "pytorch_model.bin"
     try:
         if safe.is_file():
             return load_file(safe)
-        if legacy.is_file():  # weights_only: no code of the file's choosing runs
+        if legacy.is_file():  # weights_only: runs no code from the file
             weights: dict[str, Tensor] = torch.load(legacy, map_location="cpu", weights_only=True)
             return weights
     except Exception as error:  # a damaged file may raise anything
@@ -297,9 +306,16 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     raise ValueError("no weights (model.safetensors or pytorch_model.bin)")
 
 
-def _check_weights(folder: Path, name: str, shapes: Shapes, problems: Problems) -> None:
+def check_weights(
+    spec: DenseSpec | LayerNormSpec | WeightedLayerPoolingSpec,
+    name: str,
+    problems: Problems,
+    read: Callable[[Path], dict[str, Tensor]] = read_weights,
+) -> None:
+    """Report tensors that are missing, unknown or of another shape than `spec` says."""
+    shapes = spec.shapes
     try:
-        found = {key: tuple(tensor.shape) for key, tensor in read_weights(folder).items()}
+        found = {key: tuple(tensor.shape) for key, tensor in read(spec.path).items()}
     except ValueError as error:
         problems.append(f"{name}: {error}")
         return
@@ -311,7 +327,7 @@ def _check_weights(folder: Path, name: str, shapes: Shapes, problems: Problems) 
 
 
 def check_chain(modules: Iterable[tuple[str, ModuleSpec]], width: int, layers: int, problems: Problems) -> None:
-    """Report modules in an order or of a width that does not fit; `width` and `layers` are the transformer's."""
+    """Report modules whose order or width does not fit a transformer of `width` and `layers`."""
     pooled = False
     for name, spec in modules:
         on_tokens = isinstance(spec, PoolingSpec | WeightedLayerPoolingSpec)

@@ -1,8 +1,8 @@
-"""modules.json: which modules a checkpoint has, in order; of several routes the chosen one; and what is refused."""
+"""modules.json: a checkpoint's modules in order, of one route if there are several."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any
@@ -11,7 +11,7 @@ from sbert_infer.export.checkpoint.modules import SUPPORTED, Problems, read_json
 from sbert_infer.export.checkpoint.settings import SENTENCE_CONFIGS
 from sbert_infer.export.checkpoint.sparse_modules import SPARSE_MODULES
 
-__all__ = ["FIRST", "REFUSED", "Entry", "read_entries"]
+__all__ = ["FIRST", "REFUSED", "Entry", "has_sparse_module", "read_entries"]
 
 FIRST = ("Transformer", "MLMTransformer", "StaticEmbedding", "SparseStaticEmbedding")
 ROUTERS = ("Router", "Asym")
@@ -40,16 +40,17 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name in messages."""
         return self.path or self.kind
 
 
 def read_entries(
     path: Path, route: str | None, problems: Problems, types: Mapping[str, str] | None = None
 ) -> list[Entry]:
-    """The entries of modules.json; without one, a transformer alone. A router is replaced by its modules of `route`.
+    """Read the entries of modules.json; without that file, a transformer alone.
 
-    `types` are dotted types that are allowed beyond the common ones, and what they are read as.
+    A router is replaced by its modules of `route`. `types` maps further dotted types that are
+    allowed to the kinds they are read as.
     """
     if not (path / "modules.json").is_file():
         ours = [name for name in (*SENTENCE_CONFIGS, "config_sentence_transformers.json") if (path / name).is_file()]
@@ -68,9 +69,14 @@ def read_entries(
     return entries
 
 
+def has_sparse_module(entries: Iterable[Entry]) -> bool:
+    """Whether one of the modules gives sparse vectors."""
+    return any(entry.kind in (*SPARSE_MODULES, "SparseStaticEmbedding") for entry in entries)
+
+
 def _check_first(kinds: list[str], problems: Problems) -> None:
     inputs = [kind for kind in kinds if kind in FIRST]
-    if problems and not inputs:  # refused or unreadable: that says it all
+    if problems and not inputs:  # refused or unreadable, which is already listed
         return
     if len(inputs) != 1 or kinds[0] not in FIRST:
         found = ", ".join(kinds)
@@ -90,8 +96,8 @@ def _read_entry(item: Any, types: Mapping[str, str], problems: Problems) -> Entr
 def _checked(
     kind: str, path: str, file: str, problems: Problems, types: Mapping[str, str] | None = None
 ) -> Entry | None:
-    """The module of the dotted type `kind` in the folder `path`, if it is one of ours and inside the checkpoint."""
-    windows = PureWindowsPath(path)  # knows both kinds of slash, and drives
+    """The module of dotted type `kind` in folder `path`, if supported and inside the checkpoint."""
+    windows = PureWindowsPath(path)  # understands both kinds of slash, and drives
     if windows.anchor or ".." in windows.parts:
         problems.append(f"{file}: the path {path!r} leads out of the checkpoint")
         return None
@@ -109,7 +115,7 @@ def _checked(
 
 def _read_route(path: Path, router: Entry, route: str | None, problems: Problems) -> list[Entry]:
     """The modules of one of a router's routes."""
-    names = ("router_config.json", "config.json")  # the second is Asym's
+    names = ("router_config.json", "config.json")  # the second is that of Asym
     name = next((name for name in names if (path / router.path / name).is_file()), names[0])
     file = f"{router.path}/{name}".removeprefix("/")
     config = read_json(path / router.path / name, file, problems)

@@ -1,7 +1,8 @@
-"""What sentence-transformers itself saves beside a transformer: its settings, and those of the whole model."""
+"""Settings that sentence-transformers saves: those of the transformer and of the whole model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,13 @@ SENTENCE_CONFIGS = tuple(
 )
 ROLE_KEYS = ("query_length", "document_length", "query_expansion")
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
-# Old `*_args` and new `*_kwargs` that leave FP32 vectors as they are, or that we apply ourselves.
+# Old `*_args` and new `*_kwargs` that do not change FP32 vectors, or that we apply ourselves.
 _KNOWN_ARGS = {
     "model": {"torch_dtype", "dtype", "attn_implementation", "add_pooling_layer", "device_map", "low_cpu_mem_usage"},
     "tokenizer": {"model_max_length", "use_fast", "clean_up_tokenization_spaces"},
     "config": {"output_hidden_states", "use_cache", "attn_implementation", "torch_dtype", "dtype"},
 }
-# What the module calls its output, and what the model calls it, by the transformer's task.
+# By the transformer's task: the output's name in the module, and in the model.
 _OUTPUTS = {
     "feature-extraction": ("token_embeddings", "last_hidden_state"),
     "sequence-classification": ("scores", "logits"),
@@ -54,16 +55,16 @@ class TransformerSettings:
     max_length: int | None = None
     do_lower_case: bool = False
     output_hidden_states: bool = False
-    by_role: dict[str, Any] = field(default_factory=dict)  # of a multi-vector encoder: what is set of `ROLE_KEYS`
-    task: str | None = None  # as the file has it
+    by_role: dict[str, Any] = field(default_factory=dict)  # values of `ROLE_KEYS`, of a multi-vector encoder
+    task: str | None = None  # if the file names one
 
 
 def read_transformer_settings(
     folder: Path, root: Path, problems: Problems, *, task: str = "feature-extraction", roles: bool = False
 ) -> TransformerSettings:
-    """The transformer module's settings, whichever of its file names is there; none is fine.
+    """The transformer module's settings, from a file of any of its names, or the defaults.
 
-    `task` is what it does, `roles` whether queries and documents may be prepared in different ways.
+    `task` is the transformer's, `roles` whether queries and documents may be treated differently.
     """
     file = next((folder / name for name in SENTENCE_CONFIGS if (folder / name).is_file()), None)
     if file is None:
@@ -97,7 +98,7 @@ def read_transformer_settings(
 
 
 def _check_modality(config: dict[str, Any], name: str, output: str, problems: Problems) -> None:
-    """Only plain text through the model's `forward`, padded and truncated as usual."""
+    """Allow only plain text through the model's `forward`, padded and truncated as usual."""
     for modality, params in (config.get("modality_config") or {}).items():
         outputs = params.get("method_output_name") if isinstance(params, dict) else None
         plain = isinstance(params, dict) and params.get("method") == "forward"
@@ -111,7 +112,7 @@ def _check_modality(config: dict[str, Any], name: str, output: str, problems: Pr
 
 
 def _read_args(config: dict[str, Any], name: str, problems: Problems) -> dict[str, dict[str, Any]]:
-    """The arguments for model, tokenizer and config, each known to be harmless or applied by us."""
+    """The arguments for model, tokenizer and config: all are harmless, or we apply them."""
     args: dict[str, dict[str, Any]] = {kind: {} for kind in _KNOWN_ARGS}
     for key, kind in _ARGS.items():
         args[kind].update(config.get(key) or {})
@@ -122,7 +123,7 @@ def _read_args(config: dict[str, Any], name: str, problems: Problems) -> dict[st
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """config_sentence_transformers.json; the two prompts are there even if the file does not name them."""
+    """config_sentence_transformers.json. The two prompts exist even if the file lacks them."""
 
     prompts: dict[str, str] = field(default_factory=lambda: {"query": "", "document": ""})
     default_prompt_name: str | None = None
@@ -132,7 +133,7 @@ class ModelSettings:
 
 
 def read_model_settings(file: Path, problems: Problems, *, sparse: bool = False) -> ModelSettings:
-    """The settings of the whole model; none is fine. `sparse` is whether its modules make sparse vectors."""
+    """The settings of the whole model, or the defaults; `sparse` if its vectors are sparse."""
     config = read_json(file, file.name, problems) if file.is_file() else {}
     known = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "model_type")
     own = ("max_active_dims",) if sparse else ()
@@ -153,13 +154,15 @@ def read_model_settings(file: Path, problems: Problems, *, sparse: bool = False)
     return ModelSettings(prompts, config.get("default_prompt_name"), similarity, **limits)
 
 
-def read_prompts(config: dict[str, Any], name: str, problems: Problems) -> dict[str, str]:
-    """The prompts of the whole model's settings, checked."""
+def read_prompts(
+    config: dict[str, Any], name: str, problems: Problems, usual: Sequence[str] = ("query", "document")
+) -> dict[str, str]:
+    """The prompts of the whole model's settings, checked; the `usual` ones are empty if not set."""
     saved = config.get("prompts") or {}
     if not isinstance(saved, dict):
         problems.append(f"{name}: 'prompts' must be an object, not {saved!r}")
         saved = {}
-    prompts = ModelSettings().prompts | {key: "" if value is None else value for key, value in saved.items()}
+    prompts = dict.fromkeys(usual, "") | {key: "" if value is None else value for key, value in saved.items()}
     problems += [
         f"{name}: prompt '{key}' must be a string, not {value!r}"
         for key, value in prompts.items()

@@ -1,4 +1,4 @@
-"""The modules of a sparse encoder as their files describe them. Each is the last of its model."""
+"""The modules of a sparse encoder as their files describe them. Each is the last in its model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from sbert_infer.export.checkpoint.modules import (
     DenseSpec,
     ModuleSpec,
     PoolingSpec,
     Problems,
     Shapes,
+    check_weights,
+    positive,
     read_json,
     read_weights,
     unknown_keys,
@@ -36,56 +40,57 @@ _STRATEGIES, _ACTIVATIONS = ("max", "sum"), ("relu", "log1p_relu")
 
 @dataclass(frozen=True)
 class SpladeSpec(PoolingSpec):
-    """The scores that a masked language model gives to each word of its vocabulary, pooled over the tokens."""
+    """A masked language model's scores of each word of its vocabulary, pooled over the tokens."""
 
-    activation: str = "relu"  # or log1p_relu: the logarithm is taken twice
+    activation: str = "relu"  # or log1p_relu, which takes the logarithm twice
 
 
 @dataclass(frozen=True)
 class PresenceSpec(PoolingSpec):
-    """A table of weights, one for each word: those of the words that a text has (SparseStaticEmbedding)."""
+    """A weight for each word that a text contains, from a table (SparseStaticEmbedding)."""
 
     path: Path = Path()
 
 
 @dataclass(frozen=True)
 class AutoEncoderSpec(DenseSpec):
-    """A wide layer behind a dense encoder, of which the largest outputs stay."""
+    """A wide layer after a dense encoder; only its largest outputs are kept."""
 
-    active: int = 1  # how many stay
-    standardize: bool = False  # the input, to mean 0 and variance 1
+    active: int = 1  # number of outputs that are kept
+    standardize: bool = False  # whether the input is scaled to mean 0 and variance 1
 
     @property
     def shapes(self) -> Shapes:
-        """Name and shape of every tensor that is used."""
+        """Name and shape of every tensor in use."""
         matrix = (self.out_features, self.in_features)
         return {"encoder.weight": matrix, "pre_bias": (self.in_features,), "latent_bias": (self.out_features,)}
 
 
 def is_sparse(modules: Sequence[ModuleSpec]) -> bool:
-    """Whether they give sparse vectors."""
+    """Whether these modules give sparse vectors."""
     return bool(modules) and isinstance(modules[-1], SpladeSpec | PresenceSpec | AutoEncoderSpec)
 
 
 def active_dims(modules: Sequence[ModuleSpec], wanted: int | None) -> int | None:
-    """How many numbers of a vector may differ from zero: `wanted` by the model's settings, or as it was trained."""
+    """How many numbers of a vector may be nonzero: `wanted` in the settings, or as trained."""
     last = modules[-1] if modules else None
     return last.active if wanted is None and isinstance(last, AutoEncoderSpec) else wanted
 
 
 def check_last(modules: Sequence[tuple[str, ModuleSpec]], problems: Problems) -> None:
-    """Report what stands behind a module that gives sparse vectors."""
-    for (name, spec), (behind, _) in pairwise(modules):
+    """Report a module that follows one with sparse vectors."""
+    for (name, spec), (next_name, _) in pairwise(modules):
         if is_sparse([spec]):
-            problems.append(f"{behind}: comes behind {name}, which must be the last module")
+            problems.append(f"{next_name}: comes after {name}, which must be the last module")
 
 
 def read_sparse_module(
     kind: str, folder: Path, name: str, vocabulary: int | None, problems: Problems
 ) -> ModuleSpec | None:
-    """The module of class `kind` saved in `folder`, shown as `name`; None after a problem.
+    """Read the module of class `kind` in `folder`, called `name` in messages.
 
-    `vocabulary` is how many words the language model scores, if it is known.
+    `vocabulary` is the number of words that the language model scores, if known. None after a
+    problem.
     """
     before = len(problems)
     config = read_json(folder / "config.json", f"{name}/config.json", problems)
@@ -115,40 +120,21 @@ def _read_splade(config: dict[str, Any], vocabulary: int | None, name: str, prob
 
 
 def _read_auto_encoder(config: dict[str, Any], folder: Path, name: str, problems: Problems) -> AutoEncoderSpec:
-    sizes = {"input_dim": None, "hidden_dim": 512, "k": 8}  # with the defaults of sentence-transformers
-    training = ("k_aux", "dead_threshold")
-    unknown_keys(config, (*sizes, *training, "normalize"), f"{name}/config.json", problems)
-    sizes |= {key: config[key] for key in sizes if key in config}
-    for key, value in sizes.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            problems.append(f"{name}/config.json: '{key}' must be an integer of at least 1, not {value!r}")
-            sizes[key] = 1
-    width, hidden, active = (int(sizes[key] or 1) for key in ("input_dim", "hidden_dim", "k"))
+    file, sizes, training = f"{name}/config.json", ("input_dim", "hidden_dim", "k"), ("k_aux", "dead_threshold")
+    unknown_keys(config, (*sizes, *training, "normalize"), file, problems)
+    config = {"hidden_dim": 512, "k": 8} | config  # the defaults of sentence-transformers
+    width, hidden, active = (positive(config, (key,), file, problems) for key in sizes)
     standardize = bool(config.get("normalize", False))
     spec = AutoEncoderSpec(folder, width, hidden, False, "ReLU", False, min(active, hidden), standardize)
-    _check_weights(spec, name, problems)
+    check_weights(spec, name, problems, auto_encoder_weights)
     return spec
 
 
-def _check_weights(spec: AutoEncoderSpec, name: str, problems: Problems) -> None:
-    try:
-        found = auto_encoder_weights(spec.path)
-    except ValueError as error:
-        problems.append(f"{name}: {error}")
-        return
-    for key, shape in spec.shapes.items():
-        if key not in found:
-            problems.append(f"{name}: tensor '{key}' is missing from the weights")
-        elif tuple(found[key].shape) != shape:
-            problems.append(f"{name}: tensor '{key}' has shape {list(found[key].shape)}, expected {list(shape)}")
-    problems += [f"{name}: unknown tensor '{key}' in the weights" for key in sorted(found.keys() - spec.shapes.keys())]
-
-
-def auto_encoder_weights(folder: Path) -> dict[str, Any]:
-    """Those that are used. The decoder's weight is the encoder's, saved under either name or both."""
+def auto_encoder_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors in use. Encoder and decoder share a weight, saved under either name or both."""
     weights = dict(read_weights(folder))
     shared = weights.pop("decoder.linear.weight", None)
     if shared is not None:
         weights.setdefault("encoder.weight", shared)
-    weights.pop("stats_last_nonzero", None)  # which neurons are alive, for the training
+    weights.pop("stats_last_nonzero", None)  # which neurons are alive, for training only
     return weights

@@ -1,35 +1,45 @@
-"""StaticEmbedding (model2vec, potion): no transformer, a table of token vectors whose mean is the sentence vector.
+"""Models without a transformer: a table with a vector (StaticEmbedding) or a weight for each token.
 
-Its tokens are those of the text alone, without special ones, and of an empty text there are none:
-its vector is zero.
+StaticEmbedding (model2vec, potion) gives the mean of the vectors of a text's tokens;
+SparseStaticEmbedding gives the weights of the tokens that a text contains. Both tokenize without
+special tokens, so an empty text has no tokens and its vector is zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import tokenizers
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sbert_infer.export.checkpoint.hub import first_line
-from sbert_infer.export.checkpoint.modules import Problems, read_weights
+from sbert_infer.export.checkpoint.modules import Problems, read_json, read_weights, unknown_keys
+from sbert_infer.export.checkpoint.sparse_modules import PresenceSpec
 
-__all__ = ["MODEL_TYPE", "UNLIMITED", "StaticEncoder", "StaticTokenizer", "read_static"]
+__all__ = [
+    "SPARSE_STATIC",
+    "STATIC",
+    "UNLIMITED",
+    "StaticTokenizer",
+    "read_sparse_static",
+    "read_static",
+    "read_table",
+    "without_special_tokens",
+]
 
-MODEL_TYPE = "static"
-UNLIMITED = 2**20  # tokens: sentence-transformers sets no limit, and an artifact has to
+STATIC, SPARSE_STATIC = "static", "sparse-static"  # model types
+UNLIMITED = 2**20  # tokens: sentence-transformers sets no limit, but an artifact has to
 
 
 def read_static(folder: Path, name: str, problems: Problems) -> tuple[int, int]:
-    """Check the table and the tokenizer saved in `folder`; the width of the vectors and the length limit."""
+    """Check the table and the tokenizer in `folder`; return vector width and length limit."""
     before = len(problems)
     try:
-        table = _table(read_weights(folder))
+        table = read_table(folder)
     except ValueError as error:
         problems.append(f"{name}: {error}")
     try:
@@ -44,12 +54,13 @@ def read_static(folder: Path, name: str, problems: Problems) -> tuple[int, int]:
     return table.shape[1], tokenizer.model_max_length
 
 
-def _table(weights: dict[str, Tensor]) -> Tensor:
-    """One row for each token, in FP32; raises ValueError.
+def read_table(folder: Path) -> Tensor:
+    """The vectors in `folder` as one FP32 row for each token; raises ValueError.
 
-    model2vec may store fewer rows, with a `mapping` from tokens to them, and a factor for each
+    model2vec may store fewer rows, with a `mapping` from tokens to rows, and a factor for each
     token, its `weights`.
     """
+    weights = read_weights(folder)
     known = {"embedding.weight"} if "embedding.weight" in weights else {"embeddings", "mapping", "weights"}
     if unknown := sorted(weights.keys() - known):
         raise ValueError(f"unknown tensor '{unknown[0]}' in the weights")
@@ -62,26 +73,15 @@ def _table(weights: dict[str, Tensor]) -> Tensor:
     return table * weights["weights"].float()[:, None] if "weights" in weights else table
 
 
-class StaticEncoder(nn.Module):
-    """The table, in the shape of a transformer without layers."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        table = _table(read_weights(folder))
-        self.embedding = nn.Embedding(table.shape[0], table.shape[1], _weight=table)
-        self.config = SimpleNamespace(num_hidden_layers=0, _attn_implementation=None)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Any:
-        """[batch, length] -> token vectors [batch, length, width]."""
-        return SimpleNamespace(last_hidden_state=self.embedding(input_ids))
-
-
 class StaticTokenizer:
-    """The tokenizer as transformers would offer it. A limit that tokenizer.json sets is kept: so it is in training."""
+    """StaticEmbedding's tokenizer, with the interface of transformers.
+
+    A limit set in tokenizer.json is kept, since training used it too.
+    """
 
     is_fast = True
     padding_side = "right"
-    pad_token_id = 0  # any would do: what it stands for counts nothing
+    pad_token_id = 0  # any id would do: padding counts for nothing
     all_special_ids: tuple[int, ...] = ()
 
     def __init__(self, folder: Path) -> None:
@@ -94,7 +94,7 @@ class StaticTokenizer:
         self.backend_tokenizer.post_processor = None  # no special tokens
 
     def __call__(self, texts: str | Sequence[str], **_: Any) -> dict[str, Any]:
-        """Ids and mask: [batch, length], padded, or for one text [length]."""
+        """Ids and mask, each [batch, length] and padded, or [length] for a single text."""
         several = [texts] if isinstance(texts, str) else texts
         side, limit = self.truncation_side, self.model_max_length
         encoded = [encoding.ids for encoding in self.backend_tokenizer.encode_batch(several)]
@@ -106,3 +106,28 @@ class StaticTokenizer:
         padded = np.full(mask.shape, self.pad_token_id)
         padded[mask] = [token for ids in cut for token in ids]
         return {"input_ids": torch.from_numpy(padded), "attention_mask": torch.from_numpy(mask.astype(np.int64))}
+
+
+def read_sparse_static(folder: Path, name: str, tokenizer: Any, problems: Problems) -> tuple[PresenceSpec, int]:
+    """Check the table in `folder` against `tokenizer`; return module and length limit."""
+    config = read_json(folder / "config.json", f"{name}/config.json", problems)
+    unknown_keys(config, ("frozen",), f"{name}/config.json", problems)
+    words = 1
+    try:
+        weights = read_weights(folder)
+        if list(weights) != ["weight"] or weights["weight"].ndim != 1:
+            raise ValueError("the weights must hold one list 'weight' and nothing else")
+        words = len(weights["weight"])
+    except ValueError as error:
+        problems.append(f"{name}: {error}")
+    if tokenizer is None:
+        return PresenceSpec(words, ("presence",), path=folder), UNLIMITED
+    if (largest := max(tokenizer.get_vocab().values(), default=-1)) >= words:
+        problems.append(f"{name}: the tokenizer has the token {largest}, but there are weights for {words} only")
+    return PresenceSpec(words, ("presence",), path=folder), min(tokenizer.model_max_length, UNLIMITED)
+
+
+def without_special_tokens(tokenizer: Any) -> Any:
+    """Let `tokenizer` add no special tokens to a text, and return it."""
+    tokenizer.backend_tokenizer.post_processor = None
+    return tokenizer

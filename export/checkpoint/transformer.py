@@ -1,39 +1,44 @@
-"""The pretrained transformer inside a checkpoint: its config, its tokenizer, and the length limit that both set."""
+"""The pretrained transformer of a checkpoint: its config, its tokenizer and its length limit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
+import tokenizers
 import transformers
 from tokenizers import normalizers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
+from sbert_infer.export.checkpoint.checkpoint import Checkpoint
 from sbert_infer.export.checkpoint.hub import first_line, shown
 from sbert_infer.export.checkpoint.modules import Problems, read_json
-
-if TYPE_CHECKING:
-    from sbert_infer.export.checkpoint.checkpoint import Checkpoint
 
 __all__ = [
     "ENCODERS",
     "MIN_LENGTH",
+    "TokenCounter",
     "length_limit",
     "load_tokenizer",
+    "plain_tokenizer_json",
     "quiet_transformers",
     "read_config",
     "read_tokenizer",
+    "token_counter",
 ]
+
+TokenCounter: TypeAlias = Callable[[Sequence[Any]], list[int]]  # of texts, or of pairs of texts
 
 MIN_LENGTH = 3  # a leading and a trailing special token, and one of the text
 _TOKENIZER_FILES = (
     *("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model"),
     *("sentencepiece.bpe.model", "spiece.model", "spm.model"),
 )
-# Of these encoder-decoder models the encoder is taken, as sentence-transformers does.
+# Encoder-decoder models whose encoder is used, as sentence-transformers does.
 ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 # Values of config.json as Nomic's own code spells them, after GPT-2.
 _OTHER_NAMES = {
@@ -42,15 +47,14 @@ _OTHER_NAMES = {
     "n_head": "num_attention_heads",
     "n_inner": "intermediate_size",
 }
-# Models with a table of learned positions: a text longer than it crashes, so it bounds every length
-# limit.
+# Models with a table of learned positions: longer texts crash, so it bounds every length limit.
 _TABLE = {"albert", "bert", "convbert", "distilbert", "electra", "ernie", "mobilebert", "squeezebert"}
 # Decoders, causal or not, whose positions are relative.
 _ROTARY_DECODERS = {
     *("gemma", "gemma2", "gemma3_text", "llama", "ministral", "mistral", "modernbert-decoder", "olmo2", "phi3"),
     *("qwen2", "qwen3", "smollm3"),
 }
-# As in `_TABLE`, but the positions of real tokens start behind the padding token's id.
+# As in `_TABLE`, but the positions of real tokens start after the padding token's id.
 _TABLE_AFTER_PAD = {
     *("camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta", "roberta-prelayernorm"),
     *("xlm-roberta", "xlm-roberta-xl", "xmod"),
@@ -78,7 +82,7 @@ def read_config(folder: Path, root: Path, trust_remote_code: bool, problems: Pro
     try:
         with quiet_transformers():
             config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # whatever the file's values make of a config class
+    except Exception as error:  # a config class may raise anything for bad values
         problems.append(f"{name}: transformers can't read it: {first_line(error)}")
         return None
     problems += _unread_values(raw, config, name)
@@ -91,7 +95,7 @@ def read_config(folder: Path, root: Path, trust_remote_code: bool, problems: Pro
 
 
 def _unread_values(raw: dict[str, Any], config: Any, name: str) -> list[str]:
-    """Values under a name that transformers does not know, in whose place it took its default."""
+    """Values whose names transformers does not know, so that it used its defaults instead."""
     rope = getattr(config, "rope_parameters", None)
     taken = {key: getattr(config, ours, None) for key, ours in _OTHER_NAMES.items()}
     taken["rotary_emb_base"] = rope.get("rope_theta") if isinstance(rope, dict) else None
@@ -130,13 +134,12 @@ def _auto_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:
-    """The checkpoint's (fast) tokenizer with its true length limit; what tokenizer.json says of it is dropped."""
+    """The checkpoint's fast tokenizer, with the checkpoint's own length limit."""
     tokenizer = _auto_tokenizer(checkpoint.transformer_path, checkpoint.trust_remote_code)
     tokenizer.model_max_length = checkpoint.max_length
     if checkpoint.model_type in _TABLE | _ROTARY_DECODERS:
-        # Positions count from the first column: padding there would make a vector depend on its
-        # batch. Where they are relative it would not, but at the other end a causal model does not
-        # even see it.
+        # Positions count from the first column, so padding there would make a vector depend on its
+        # batch. Relative positions would not, but a causal model never sees padding on the right.
         tokenizer.padding_side = "right"
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
@@ -147,7 +150,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
 
 
 def _lowercasing(normalizer: Any) -> Any:
-    """The normalizer with lowercasing before its other steps, unless it is one of them."""
+    """The normalizer with lowercasing as its first step, unless it already has such a step."""
     is_sequence = isinstance(normalizer, normalizers.Sequence)
     steps: list[Any] = [*normalizer] if is_sequence else [normalizer]
     if any(isinstance(step, normalizers.Lowercase) for step in steps):
@@ -155,8 +158,21 @@ def _lowercasing(normalizer: Any) -> Any:
     return normalizers.Sequence([normalizers.Lowercase(), *(step for step in steps if step is not None)])
 
 
+def plain_tokenizer_json(tokenizer: Any) -> str:
+    """tokenizer.json without truncation and padding, which the manifest defines instead."""
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    content["truncation"] = content["padding"] = None
+    return json.dumps(content, ensure_ascii=False)
+
+
+def token_counter(tokenizer_json: str) -> TokenCounter:
+    """A function that counts tokens, special ones included, without truncation."""
+    tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+    return lambda texts: [len(encoding) for encoding in tokenizer.encode_batch_fast(texts)]
+
+
 def length_limit(saved: int | None, tokenizer: Any, config: Any, wanted: int | None, problems: Problems) -> int:
-    """The user's limit, else the checkpoint's, else the tokenizer's; never beyond the table of positions."""
+    """The user's limit, the checkpoint's or the tokenizer's, within the table of positions."""
     table = _positions(config) if config is not None else None
     if wanted is not None:
         if wanted < MIN_LENGTH:
@@ -167,7 +183,7 @@ def length_limit(saved: int | None, tokenizer: Any, config: Any, wanted: int | N
         return wanted
     limit = saved
     if limit is None and tokenizer is not None:
-        size = getattr(config, "max_position_embeddings", None) or -1  # -1: XLNet's way to say none
+        size = getattr(config, "max_position_embeddings", None) or -1  # XLNet uses -1 for none
         limit = min(tokenizer.model_max_length, size) if size > 0 else tokenizer.model_max_length
     if limit is None:
         return MIN_LENGTH  # the tokenizer's problem is already listed
@@ -179,7 +195,7 @@ def length_limit(saved: int | None, tokenizer: Any, config: Any, wanted: int | N
 
 
 def _positions(config: Any) -> int | None:
-    """How many tokens the model's table of positions can hold; None where there is no such table."""
+    """The number of tokens that the model's table of positions holds; None without a table."""
     size: int = getattr(config, "max_position_embeddings", 0)
     if config.model_type in _TABLE_AFTER_PAD:
         pad: int = 1 if config.model_type == "mpnet" else config.pad_token_id  # MPNet's is fixed
@@ -189,7 +205,7 @@ def _positions(config: Any) -> int | None:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and no log lines from transformers meanwhile: what matters is in our own errors."""
+    """Silence the progress bars and logs of transformers: our own errors say what matters."""
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

@@ -1,1 +1,1 @@
-"""The kinds of model: how each is read, computed and certified."""
+"""The kinds of model: how each is read, computed, traced and certified."""

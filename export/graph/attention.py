@@ -10,13 +10,13 @@ from torch import Tensor
 __all__ = ["MASKED", "add", "additive", "attend", "causal_attention", "multi_head_attention", "operator", "repeated"]
 
 MICROSOFT = "com.microsoft::"
-MASKED = -1e4  # added to the score of a token that may not be seen; its exponential is 0 in FP16 and in FP32
+MASKED = -1e4  # added to the score of a masked token; its exponential is 0 in FP16 and in FP32
 
 
 def multi_head_attention(
     query: Tensor, key: Tensor, value: Tensor, *, heads: int, scale: float, mask: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """One attention node. `query`, `key`, `value`: [batch, length, hidden]; `mask`: [batch, length]."""
+    """One attention node; inputs are [batch, length, hidden], `mask` is [batch, length]."""
     inputs = [query, key, value, None, None if mask is None else mask.to(torch.int32), bias]
     while inputs[-1] is None:
         inputs.pop()
@@ -24,15 +24,15 @@ def multi_head_attention(
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, *, heads: int, kv_heads: int, scale: float) -> Tensor:
-    """One causal attention node. `query`: [batch, length, heads * head_dim]; `key` and `value` may have fewer heads.
+    """One causal attention node; `query` is [batch, length, heads * head_dim].
 
-    Its `local_window_size` is of no use: how many tokens it means depends on the version of
-    onnxruntime.
+    `key` and `value` may have fewer heads. The operator's `local_window_size` is not used: its
+    meaning depends on the version of onnxruntime.
     """
     batch, length, width = key.shape
     last = torch.arange(length, dtype=torch.int32, device=query.device).amax(dim=0)
     inputs = [query, key, value, None, None, last.expand(batch), last + 1]
-    kept = (batch, kv_heads, length, width // kv_heads)  # keys and values, for a next call that never comes
+    kept = (batch, kv_heads, length, width // kv_heads)  # keys and values for a next call, which is never made
     out, _, _ = torch.onnx.ops.symbolic_multi_out(
         f"{MICROSOFT}GroupQueryAttention",
         inputs,
@@ -55,7 +55,7 @@ def operator(name: str, inputs: list[Tensor | None], like: Tensor, **attributes:
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None) -> Tensor:
     """`query`, `key`, `value`: [batch, heads, length, head_dim]; `bias` is added to the scores.
 
-    The query is scaled, not the scores: so a product that FP16 can't hold is less likely.
+    The query is scaled, not the scores, so that the product is less likely to overflow in FP16.
     """
     scores = (query * scale) @ key.transpose(2, 3)  # [batch, heads, length, length]
     if bias is not None:
@@ -64,7 +64,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor
 
 
 def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values with as many heads as the queries have: groups of them share one."""
+    """Keys and values with as many heads as the queries; groups of query heads share one."""
     groups = query.shape[1] // key.shape[1]
     if groups == 1:
         return key, value
@@ -79,5 +79,5 @@ def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """The sum; None stands for zeros."""
+    """The sum, where None means zeros."""
     return a + b if a is not None and b is not None else a if b is None else b

@@ -13,7 +13,7 @@ __all__ = ["add_constant", "share_equal_constants"]
 
 
 def add_constant(graph: ir.Graph, name: str, array: npt.ArrayLike) -> ir.Value:
-    """The constant `name` of `graph`; made from `array` at the first call."""
+    """The constant `name` of `graph`, created from `array` at the first call."""
     if name not in graph.initializers:
         tensor = ir.Tensor(np.asarray(array), name=name)
         value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
@@ -22,7 +22,7 @@ def add_constant(graph: ir.Graph, name: str, array: npt.ArrayLike) -> ir.Value:
 
 
 def share_equal_constants(graph: ir.Graph) -> None:
-    """Keep one of each: layers that share their weights (ALBERT) are traced with a copy each."""
+    """Keep one of each: layers that share their weights (ALBERT) are each traced with a copy."""
     kept: dict[Hashable, ir.Value] = {}
     for name, value in list(graph.initializers.items()):
         if value.const_value is None or value.is_graph_input() or value.is_graph_output():

@@ -1,8 +1,8 @@
-"""DeBERTa's scores by relative position, as numbers to add to those of ordinary attention.
+"""DeBERTa's scores by relative position, as a bias to add to those of ordinary attention.
 
 Its scores are `(q . k + q . position_key + k . position_query) * scale`, the last two looked up by
-how far the tokens are from each other. The position vectors depend on the weights alone: they are
-computed once, not in each batch.
+the distance of the tokens. The position vectors depend on the weights alone, so they are computed
+once, not in each batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ATTENTION = "modeling_deberta_v2.DisentangledSelfAttention"
 
 @contextmanager
 def fixed_positions(encoder: nn.Module) -> Iterator[None]:
-    """Within this context, each of DeBERTa's attention modules has its `position_keys` and `position_queries`."""
+    """Give each of DeBERTa's attention modules `position_keys` and `position_queries` meanwhile."""
     stacks: list[Any] = [module for module in encoder.modules() if type(module).__name__ == "DebertaV2Encoder"]
     pairs = [(stack.get_rel_embedding(), layer.attention.self) for stack in stacks for layer in stack.layer]
     try:
@@ -50,13 +50,13 @@ def _fix(attention: Any, embeddings: Tensor | None) -> None:
 
 
 def score_scale(attention: Any) -> float:
-    """What every score is multiplied with."""
+    """The factor of every score."""
     kinds = 1 + ("c2p" in attention.pos_att_type) + ("p2c" in attention.pos_att_type)
     return float((attention.attention_head_size * kinds) ** -0.5)
 
 
 def relative_bias(attention: Any, query: Tensor, key: Tensor, relative: Tensor | None) -> Tensor | None:
-    """What to add to the scores, [batch, heads, length, length], scaled already.
+    """The bias to add to the scores, [batch, heads, length, length], already scaled.
 
     `query`, `key`: [batch, heads, length, head_dim]; `relative`: [1, length, length].
     """
@@ -80,7 +80,10 @@ def relative_bias(attention: Any, query: Tensor, key: Tensor, relative: Tensor |
 def fused_attention(
     self: Any, hidden: Tensor, attention_mask: Tensor, *_: Any, relative_pos: Tensor | None = None, **__: Any
 ) -> tuple[Tensor, None]:
-    """DeBERTa is not on the interface either. Its mask arrives as [batch, 1, length, length], true for real pairs."""
+    """Attention of DeBERTa, which is not on transformers' attention interface.
+
+    Its mask arrives as [batch, 1, length, length], true for pairs of real tokens.
+    """
     query, key, value = self.query_proj(hidden), self.key_proj(hidden), self.value_proj(hidden)
     heads = (*hidden.shape[:2], self.num_attention_heads, self.attention_head_size)
     relative = relative_bias(self, query.view(heads).transpose(1, 2), key.view(heads).transpose(1, 2), relative_pos)

@@ -1,4 +1,4 @@
-"""Graph passes for onnxruntime: what the exporter leaves between the fused operators is taken out."""
+"""Graph passes for onnxruntime, which remove what tracing leaves between the fused operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MICROSOFT = "com.microsoft"
 
 @dataclass(frozen=True)
 class FusedNodes:
-    """How many fused operators a graph holds, and how many layers the model has, with a GELU and in all."""
+    """Numbers of fused operators in a graph, and of the model's layers, in all and with a GELU."""
 
     layers: int
     gelu_layers: int
@@ -26,7 +26,7 @@ class FusedNodes:
 
 
 def fuse(model: ir.Model) -> ir.Model:
-    """Fuse activations with their biases, and tie the attention nodes directly to their neighbours."""
+    """Fuse activations with their biases, and connect attention directly to its neighbours."""
     fused: ir.Model = optimize_for_ort(model)[0]
     for node in _nodes(fused, "MultiHeadAttention"):
         _connect_attention(fused.graph, node)
@@ -53,8 +53,8 @@ def _nodes(model: ir.Model, op_type: str) -> list[ir.Node]:
 
 
 def _connect_attention(graph: ir.Graph, node: ir.Node) -> None:
-    """Skip the reshapes to heads and back, which cancel out, and give the three biases to the operator itself."""
-    sources = [_behind_reshapes(value) for value in node.inputs[:3]]
+    """Bypass the reshapes to heads and back, which cancel out, and move the biases into `node`."""
+    sources = [_before_reshapes(value) for value in node.inputs[:3]]
     for index, source in enumerate(sources):
         node.replace_input_with(index, source)
     output = node.outputs[0]
@@ -65,8 +65,8 @@ def _connect_attention(graph: ir.Graph, node: ir.Node) -> None:
         _absorb_biases(graph, node, [p for p in projections if p])
 
 
-def _behind_reshapes(value: ir.Value | None) -> ir.Value | None:
-    """The earliest value that is just `value`: of the same shape, with nothing but reshapes in between."""
+def _before_reshapes(value: ir.Value | None) -> ir.Value | None:
+    """The earliest value equal to `value`: of the same shape, with only reshapes in between."""
     source = found = value
     while source is not None and (producer := source.producer()) is not None and producer.op_type == "Reshape":
         source = producer.inputs[0]
@@ -83,7 +83,7 @@ def _same_shape(a: ir.Value | None, b: ir.Value | None) -> bool:
 
 
 def _bypass_reshape_pair(node: ir.Node, source: ir.Value) -> None:
-    """`source` -> [.., heads, head_dim] -> [.., hidden]: the second reshape gives `source` back."""
+    """Bypass `source` -> [.., heads, head_dim] -> [.., hidden], which gives `source` again."""
     if node.op_type != "Reshape":
         return
     for second, _ in list(node.outputs[0].uses()):

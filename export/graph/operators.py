@@ -1,18 +1,17 @@
-"""What attention and activations become in the graph, decided while the model is traced.
+"""The operators that attention and activations become in the graph, chosen while tracing.
 
-transformers lets an attention function be plugged in by name; what is not on that interface is
-patched by class.
+transformers lets an attention function be plugged in by name; modules that do not use that
+interface are patched by class.
 
 For onnxruntime, our function does no arithmetic: under `torch.export` it puts one
 `com.microsoft.MultiHeadAttention` into the graph, with the padding mask as `[batch, length]`
 instead of a materialised `[batch, 1, length, length]` bias. Causal attention becomes one
-`GroupQueryAttention`, if padding is at the right end, where the causality hides it. So every
-architecture is fused by construction, not by recognising a pattern of nodes that changes with each
-release.
+`GroupQueryAttention`, if padding is on the right, where causality hides it. So every architecture
+is fused by construction, not by recognising a pattern of nodes that changes with each release.
 
-For everything else there is the textbook's attention: two products with a mask and a softmax
-between them, the pattern that TensorRT recognises. It adds -1e4 for padding, which FP16 can hold,
-and which gives no NaN for a row of padding.
+Everywhere else attention is that of the textbook: two products with a mask and a softmax between
+them, the pattern that TensorRT recognises. It adds -1e4 for padding, which FP16 can hold and which
+gives no NaN for a row of padding.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ __all__ = ["fused_operators", "plain_operators"]
 
 FUSED, PLAIN = "sbert_infer_fused", "sbert_infer_plain"
 MPNET = "modeling_mpnet.MPNetSelfAttention"
-CAUSAL_NDIM = 3  # of a mask that is causal and otherwise says nothing
+CAUSAL_NDIM = 3  # dimensions of a mask that only means causality
 
 
 @contextmanager
@@ -61,7 +60,7 @@ def fused_operators(encoder: nn.Module, *, padding_side: str = "left", max_lengt
 
 @contextmanager
 def plain_operators(encoder: nn.Module) -> Iterator[None]:
-    """Within this context, tracing `encoder` emits attention in standard operators. It can be run, too."""
+    """Within this context, tracing `encoder` emits standard operators; it can also be run."""
     AttentionInterface.register(PLAIN, _plain_attention)
     AttentionMaskInterface.register(PLAIN, _plain_mask)
     with _operators(encoder, PLAIN, {MPNET: _plain_mpnet, deberta.ATTENTION: deberta.plain_attention}):
@@ -87,14 +86,17 @@ def _operators(encoder: nn.Module, attention: str | None, patches: dict[str, Cal
 
 
 def _class_name(module: nn.Module) -> str:
-    """With the file's name: DeBERTa's two versions have classes of the same name."""
+    """The class with its file's name: DeBERTa's two versions have classes of the same name."""
     return f"{type(module).__module__.rpartition('.')[2]}.{type(module).__name__}"
 
 
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """What transformers calls. `query`: [batch, heads, length, head_dim]; `key` and `value` may have fewer heads."""
+    """Attention as transformers calls it; `query` is [batch, heads, length, head_dim].
+
+    `key` and `value` may have fewer heads.
+    """
     _refuse_unknown(module, options)
     batch, heads, length, head_dim = query.shape
     scale = options.get("scaling")
@@ -115,7 +117,7 @@ def _attention(
 
 
 def _refuse_unknown(module: nn.Module, options: dict[str, Any]) -> None:
-    """Refuse what changes the scores in a way that attention here has no place for."""
+    """Refuse options that change the scores in a way that our operators can't."""
     for name in ("softcap", "s_aux"):
         if options.get(name) is not None:
             raise ExportError(f"{type(module).__name__} uses '{name}', which is not supported")
@@ -128,9 +130,9 @@ def _mask(
     max_length: int | None = None,
     **options: Any,
 ) -> Tensor | None:
-    """The padding mask as it is, unless the architecture also restricts who sees whom (causal, sliding window).
+    """The padding mask unchanged, unless attention is also causal or has a sliding window.
 
-    A causal mask with nothing but padding at the right end comes as [batch, 1, length].
+    A causal mask with only padding on the right is returned as [batch, 1, length].
     """
     if options.get("mask_function") is bidirectional_mask_function:
         return attention_mask
@@ -138,8 +140,7 @@ def _mask(
     is_plain = options.get("allow_is_causal_skip") and (window is None or window >= (max_length or math.inf))
     if is_plain and padding_side == "right" and attention_mask is not None and _head_dim(options) % 8 == 0:
         return attention_mask[:, None, :]
-    # None in place of a causal mask would leave the causality to our attention, which knows of
-    # none.
+    # None instead of a causal mask would leave causality to our attention, which has none.
     restricted: Tensor | None = sdpa_mask(
         *args, attention_mask=attention_mask, **{**options, "allow_is_causal_skip": False}
     )
@@ -147,7 +148,7 @@ def _mask(
 
 
 def _head_dim(options: dict[str, Any]) -> int:
-    """Which the operator for causal attention wants to be a multiple of 8."""
+    """Width of a head, which the operator for causal attention requires to be a multiple of 8."""
     config = options["config"]
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
@@ -155,10 +156,11 @@ def _head_dim(options: dict[str, Any]) -> int:
 def _mpnet(
     self: Any, hidden: Tensor, attention_mask: Tensor | None = None, position_bias: Tensor | None = None, **_: Any
 ) -> tuple[Tensor]:
-    """MPNet is not on transformers' attention interface: its scores carry a learned bias by relative position.
+    """Attention of MPNet, which is not on transformers' attention interface.
 
-    Its mask arrives as [batch, 1, 1, length], large negative numbers where there is padding.
-    Clamped, since padding of finfo.min plus a bias would overflow to -inf.
+    Its scores have a learned bias by relative position. Its mask arrives as [batch, 1, 1, length]
+    with large negative numbers for padding, which are clamped, since finfo.min plus a bias would
+    overflow to -inf.
     """
     bias = None if position_bias is None else position_bias.expand(hidden.shape[0], -1, -1, -1)
     if attention_mask is not None:
@@ -196,7 +198,10 @@ _FUSED_PATCHES: dict[str, Callable[..., Any]] = {
 def _plain_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """What transformers calls. `query`: [batch, heads, length, head_dim]; `key` and `value` may have fewer heads."""
+    """Attention as transformers calls it; `query` is [batch, heads, length, head_dim].
+
+    `key` and `value` may have fewer heads.
+    """
     _refuse_unknown(module, options)
     scale = options.get("scaling")
     key, value = repeated(query, key, value)
@@ -206,7 +211,7 @@ def _plain_attention(
 
 
 def _plain_mask(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
-    """Once for all layers: numbers to add, [batch, 1, 1, length], or [batch, 1, length, length] where it must be."""
+    """The mask as a bias for all layers, [batch, 1, 1, length] or [batch, 1, length, length]."""
     mask = _mask(*args, attention_mask=attention_mask, **options)
     if mask is not None and mask.ndim == 2:
         mask = mask[:, None, None, :].to(torch.bool)

@@ -1,11 +1,11 @@
-"""The eager reference as an ONNX graph: input_ids, attention_mask -> sentence_embedding."""
+"""The eager reference as an ONNX graph."""
 
 from __future__ import annotations
 
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import numpy as np
 import onnx_ir as ir
@@ -22,9 +22,9 @@ from sbert_infer.export.graph.constants import share_equal_constants
 from sbert_infer.export.graph.fuse import fuse
 from sbert_infer.export.graph.operators import fused_operators, plain_operators
 from sbert_infer.export.reference.bge_m3 import TokenHeads
-from sbert_infer.export.reference.encoder import Reference
+from sbert_infer.export.reference.encoder import Encoder, Reference
 
-__all__ = ["OPSET", "convert", "quiet_tracer", "tidy", "trace"]
+__all__ = ["OPSET", "build_graph", "convert", "quiet_tracer", "tidy", "trace"]
 
 OPSET = 18  # the newest whose graphs onnxscript's fusions for onnxruntime recognise
 
@@ -32,19 +32,45 @@ OPSET = 18  # the newest whose graphs onnxscript's fusions for onnxruntime recog
 def convert(
     reference: Reference, *, portable: bool = False, token_output: bool = False, heads: TokenHeads | None = None
 ) -> ir.Model:
-    """Convert `reference`. A portable graph has standard operators only; else it is fused for onnxruntime.
+    """Convert a sentence encoder: input_ids, attention_mask -> sentence_embedding.
 
-    With `token_output` the graph has a second output, `token_embeddings` [batch, length, width],
-    with `heads` theirs.
+    With `token_output` the graph also gives `token_embeddings` [batch, length, width], with `heads`
+    the outputs of the heads.
     """
     module = _WithTokens(reference, heads) if token_output or heads else reference
     outputs: tuple[str, ...] = (SPARSE if reference.checkpoint.is_sparse else SENTENCE,)
     if module is not reference:
         outputs = (SENTENCE, *heads.outputs) if heads else (SENTENCE, TOKENS)
-    prompt = not reference.checkpoint.pooling.include_prompt
+    return build_graph(
+        reference,
+        outputs,
+        portable=portable,
+        module=module,
+        prompt=not reference.checkpoint.pooling.include_prompt,
+        padding_side=reference.tokenizer.padding_side,
+    )
+
+
+def build_graph(
+    reference: Encoder,
+    outputs: Sequence[str],
+    *,
+    portable: bool,
+    module: nn.Module | None = None,
+    prompt: bool = False,
+    token_types: bool = False,
+    padding_side: str = "left",
+) -> ir.Model:
+    """Trace `module`, which is `reference` itself or a module around it.
+
+    A portable graph has standard operators only; otherwise it is fused for onnxruntime. A causal
+    model can do without a padding mask if padding is on the right.
+    """
+    checkpoint, encoder = reference.checkpoint, reference.encoder
+    fused = fused_operators(encoder, padding_side=padding_side, max_length=checkpoint.max_length)
     with quiet_tracer():
-        with plain_operators(reference.encoder) if portable else _fused_operators(reference):
-            model = trace(module, reference.checkpoint, prompt=prompt, outputs=outputs)
+        with plain_operators(encoder) if portable else fused:
+            model = trace(module or reference, checkpoint, prompt=prompt, outputs=outputs, token_types=token_types)
         if not portable:
             model = fuse(model)
         for value, name in zip(model.graph.outputs, outputs, strict=True):
@@ -53,13 +79,8 @@ def convert(
         return tidy(model)
 
 
-def _fused_operators(reference: Reference) -> AbstractContextManager[None]:
-    side, longest = reference.tokenizer.padding_side, reference.checkpoint.max_length
-    return fused_operators(reference.encoder, padding_side=side, max_length=longest)
-
-
 class _WithTokens(nn.Module):
-    """The sentence vectors, and the token vectors that they are pooled from, or what `heads` make of these."""
+    """The sentence vectors, and the token vectors or what `heads` compute from them."""
 
     def __init__(self, reference: Reference, heads: TokenHeads | None = None) -> None:
         super().__init__()
@@ -113,14 +134,14 @@ def trace(
 
 
 def _cause(error: BaseException) -> str:
-    """The first line of what went wrong first: torch wraps it in advice on how to report a bug."""
+    """The first line of the original error: torch wraps it in advice on how to report a bug."""
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
 def tidy(model: ir.Model) -> ir.Model:
-    """Store equal constants once, and nothing of the machine that this ran on."""
+    """Store equal constants once, and remove traces of the machine that exported the graph."""
     share_equal_constants(model.graph)
     ClearMetadataAndDocStringPass()(model)  # the tracer's stack traces, with paths
     model.producer_name, model.producer_version = PRODUCER, sbert_infer.__version__
@@ -130,7 +151,7 @@ def tidy(model: ir.Model) -> ir.Model:
 def _default_prompt_length(model: ir.Model) -> None:
     """Give `prompt_length` a default of 0: an input that is also an initializer may be left out.
 
-    After fusion, which would take the default for a constant.
+    Call it after fusion, which would take the default for a constant.
     """
     for value in model.graph.inputs:
         if value.name == "prompt_length":
@@ -140,7 +161,7 @@ def _default_prompt_length(model: ir.Model) -> None:
 
 @contextmanager
 def quiet_tracer() -> Iterator[None]:
-    """Without the chatter of torch's exporter and of the graph passes."""
+    """Silence torch's exporter and the graph passes."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,11 +1,10 @@
-"""The CPU's twin of an FP16 model: the graph fused for onnxruntime, on the weights inside the other's file.
+"""The CPU graph of a plan: fused for onnxruntime, with its weights in the FP16 model's file.
 
     model.onnx   ...| name | FP16 bytes |...| name | FP16 bytes |...
     cpu.onnx               ^ offset, length -> Cast to FP32 -> MatMul
 
-Its large constants are ONNX external data: they name a range of bytes of the file beside it, which
-here happens to be an ONNX model, too. onnxruntime widens them to FP32 once, while it loads the
-graph.
+Its large constants are ONNX external data: each names a range of bytes in the file beside it, which
+is an ONNX model itself. onnxruntime widens them to FP32 once, while it loads the graph.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import onnx_ir as ir
 
 from sbert_infer.artifact.protobuf import fields
 
-__all__ = ["Twin", "cpu_twin"]
+__all__ = ["CpuGraph", "make_cpu_graph"]
 
 Array = npt.NDArray[np.generic]
 
@@ -28,19 +27,19 @@ _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers of ModelProto, GraphP
 
 
 @dataclass(frozen=True)
-class Twin:
-    """The serialized graph, and where its weights are."""
+class CpuGraph:
+    """The serialized graph, and the sizes of its weights by place."""
 
     model: bytes
-    shared_bytes: int  # in the other model's file
-    inline_bytes: int  # in this one
+    shared_bytes: int  # in the FP16 model's file
+    inline_bytes: int  # in the graph itself
 
 
-def cpu_twin(fused: ir.Model, half_model: bytes, location: str = "model.onnx") -> Twin:
-    """Take the matrices of `fused` from `half_model`, the FP16 model as it is stored in the file `location`.
+def make_cpu_graph(fused: ir.Model, half_model: bytes, location: str = "model.onnx") -> CpuGraph:
+    """Let `fused` take its matrices from `half_model`, the FP16 model stored in file `location`.
 
-    Matrices that are not in it are kept in FP16, biases and norms in FP32: they are small. `fused`
-    itself is changed.
+    Matrices that it lacks are kept inline in FP16, biases and norms, which are small, in FP32.
+    `fused` itself is changed.
     """
     stored = {_digest(data): (offset, len(data)) for offset, data in _raw_data(half_model)}
     graph, shared, inline = fused.graph, 0, 0
@@ -49,7 +48,7 @@ def cpu_twin(fused: ir.Model, half_model: bytes, location: str = "model.onnx") -
         if array is None or array.ndim < 2 or array.dtype != np.float32:
             inline += 0 if array is None else array.nbytes
             continue
-        # What follows pooling is FP32 in the other model, too.
+        # The modules after pooling are FP32 in the FP16 model as well.
         narrow = array if _digest(array) in stored else array.astype(np.float16)
         place = stored.get(_digest(narrow))
         if place is None:
@@ -57,7 +56,7 @@ def cpu_twin(fused: ir.Model, half_model: bytes, location: str = "model.onnx") -
         else:
             shared += place[1]
         _replace(graph, value, _external(narrow, place, location) if place else ir.tensor(narrow))
-    return Twin(ir.to_proto(fused).SerializeToString(), shared, inline)
+    return CpuGraph(ir.to_proto(fused).SerializeToString(), shared, inline)
 
 
 def _array(value: ir.Value) -> Array | None:
@@ -69,7 +68,7 @@ def _digest(data: Array | memoryview) -> bytes:
 
 
 def _raw_data(model: bytes) -> Iterator[tuple[int, memoryview]]:
-    """Where each of the graph's constants begins in the serialized `model`, and its bytes."""
+    """Offset and bytes of each of the graph's constants in the serialized `model`."""
     whole = memoryview(model)
     for graph in _children(whole, _GRAPH):
         for tensor in _children(graph, _INITIALIZER):
@@ -93,7 +92,7 @@ def _external(array: Array, place: tuple[int, int], location: str) -> ir.Externa
 
 
 def _replace(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol) -> None:
-    """Let the constant `value` be `tensor`; what uses it gets FP32, as before."""
+    """Replace the constant `value` by `tensor`; its users still get FP32."""
     if tensor.dtype == ir.DataType.FLOAT:
         value.const_value = tensor
         return

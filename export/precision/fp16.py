@@ -1,12 +1,13 @@
 """The reference as an ONNX graph in FP16, for TensorRT and for onnxruntime on GPUs.
 
-The types are in the graph, since TensorRT 11 knows no other way. The transformer is FP16: weights,
-products, sums. FP32 are:
-- what follows it: pooling adds up hundreds of tokens, and its clamps (1e-9, 1e-12) are zero in FP16;
-- layer normalisation, whose squares overflow from 256 on. Its operator has an attribute for that, `stash_type`, but
-  parsers drop it.
-The softmax is not: on MiniLM its type makes no difference (1 - cosine is 1.3e-6 at worst either
-way), and even if its exponentials were added up in FP16 it would be 1e-5.
+The types are in the graph, since TensorRT 11 supports nothing else. The transformer is FP16:
+weights, products, sums. FP32 are
+- the modules after it: pooling sums up hundreds of tokens, and its clamps (1e-9, 1e-12) are zero in
+  FP16;
+- layer normalisation, whose squares overflow from 256 on. Its operator has an attribute for that,
+  `stash_type`, but parsers drop it.
+The softmax is FP16: on MiniLM its type makes no difference (1 - cosine is 1.3e-6 at worst either
+way), and even if its exponentials were summed in FP16 it would be 1e-5.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ __all__ = ["to_half"]
 
 
 def to_half(reference: Reference, *, token_output: bool = False) -> ir.Model:
-    """Convert `reference` to standard operators, strongly typed. It is left as it was.
+    """Convert `reference`, which is not changed, to strongly typed standard operators.
 
     The graph takes `input_ids` and `attention_mask`, and gives `sentence_embedding` in FP32 [batch,
-    dim]. A model that leaves its prompt out of pooling also takes `prompt_length`, always: TensorRT
-    would take a default for a constant.
+    dim]. If the model excludes its prompt from pooling, it also takes `prompt_length`, without a
+    default, which TensorRT would take for a constant.
 
     With `token_output` it gives `token_embeddings` in FP16 [batch, length, width] instead, to be
     pooled elsewhere.
@@ -45,7 +46,7 @@ def to_half(reference: Reference, *, token_output: bool = False) -> ir.Model:
 
 
 def _half_copy(reference: Reference) -> Reference:
-    """A copy with its transformer in FP16. All other weights, the tokenizer and so on are shared, not copied."""
+    """A copy with its transformer in FP16; everything else is shared with `reference`."""
     norms = [module for module in reference.encoder.modules() if isinstance(module, nn.LayerNorm)]
     wide = {id(parameter) for norm in norms for parameter in norm.parameters()}
     shared = [*reference.parameters(), *reference.buffers(), reference.tokenizer, reference.checkpoint]
@@ -55,7 +56,7 @@ def _half_copy(reference: Reference) -> Reference:
             copies[id(parameter)] = nn.Parameter(parameter.half(), requires_grad=False)
     for buffer in reference.encoder.buffers():
         copies[id(buffer)] = buffer.half() if buffer.is_floating_point() else buffer
-    half = copy.deepcopy(reference, copies)  # takes what `copies` has for an object instead of copying it
+    half = copy.deepcopy(reference, copies)  # uses the entries of `copies` instead of copying those objects
     for module in half.encoder.modules():
         if isinstance(module, nn.LayerNorm):
             setattr(module, "forward", MethodType(_wide_norm, module))  # noqa: B010  # mypy takes it for a method
@@ -71,27 +72,18 @@ class _Tokens(nn.Module):
 
     def __init__(self, half: Reference) -> None:
         super().__init__()
-        self.half_reference = half
+        self.reference = half
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        layer_pooling = self.half_reference.layer_pooling
-        output = self.half_reference.encoder(
-            input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=layer_pooling is not None
-        )
-        tokens: Tensor = output.last_hidden_state
-        if layer_pooling is not None:
-            tokens = layer_pooling(tuple(layer.float() for layer in output.hidden_states)).half()
-        return tokens
+        return self.reference.token_vectors(input_ids, attention_mask).half()  # of several layers, the mean is FP32
 
 
 class _Sentence(nn.Module):
-    """Pooling and what follows, in FP32, on the token vectors."""
+    """Pooling and the modules after it, in FP32, on the token vectors."""
 
     def __init__(self, half: Reference) -> None:
         super().__init__()
-        self.tokens, self.pooling, self.head = _Tokens(half), half.pooling, half.head
+        self.tokens, self.reference = _Tokens(half), half
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, prompt_length: Tensor | None = None) -> Tensor:
-        tokens = self.tokens(input_ids, attention_mask).float()
-        sentence: Tensor = self.head(self.pooling(tokens, attention_mask, prompt_length))
-        return sentence
+        return self.reference.pool(self.tokens(input_ids, attention_mask).float(), attention_mask, prompt_length)

@@ -1,12 +1,12 @@
-"""Whether FP16 can hold what a model computes, seen while the FP32 reference runs.
+"""Whether FP16 can hold what a model computes, watched while the FP32 reference runs.
 
-FP16 ends at 65504; what is larger becomes infinity, and then NaN.
+FP16 ends at 65504; larger numbers become infinity, and then NaN.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,28 +15,25 @@ from torch import Tensor, nn
 from sbert_infer.errors import ExportError
 from sbert_infer.export.reference.encoder import Reference
 
-__all__ = ["MAX_ACTIVATION", "check_overflow", "refuse_overflow"]
+__all__ = ["MAX_ACTIVATION", "refuse_overflow"]
 
 FP16_MAX = 65504.0
-# Half of it: texts that are not among those tried may go further, and activations this large come
-# with rare outliers.
+# Half of it: texts that were not tried may reach further, and activations this large come with
+# rare outliers.
 MAX_ACTIVATION = FP16_MAX / 2
-# FP16 rounds a weight by 2^-11 of it at most. Weights that lose much more, taken together, are too
-# small for it.
+# FP16 rounds a weight by 2^-11 of its value at most. A tensor that loses much more is too small.
 MAX_WEIGHT_ERROR = 0.01
 
 _OFFER = "export it in FP32 instead, without --fp16"
 
 
-def check_overflow(reference: Reference, texts: Sequence[str]) -> None:
-    """Raise `ExportError`, with the layer's name, if FP16 can't hold the transformer's weights or activations."""
-    with refuse_overflow(reference):
-        reference.encode(texts)
-
-
 @contextmanager
 def refuse_overflow(reference: Reference) -> Iterator[None]:
-    """As `check_overflow`, for whatever `reference` encodes within this context. Raises on leaving it."""
+    """Raise `ExportError`, naming the layer, if FP16 can't hold the transformer's numbers.
+
+    Weights are checked at once, the activations of all texts that `reference` encodes within this
+    context at its end.
+    """
     _check_weights(reference.encoder)
     peaks: dict[str, float] = {}
     hooks = [
@@ -64,12 +61,12 @@ def _check_weights(encoder: nn.Module) -> None:
 
 
 def _computes(module: nn.Module) -> bool:
-    """Whether it is a layer itself, not a group of them. A sum of two branches is the input of the next layer."""
+    """Whether it is a layer, not a group of layers. Residual sums are seen as inputs of layers."""
     return next(module.children(), None) is None and not isinstance(module, (nn.Dropout, nn.Identity))
 
 
 class _Watch:
-    """A hook that keeps the largest magnitude of what goes into a module and of what comes out."""
+    """A hook that keeps the largest magnitudes of a module's inputs and outputs."""
 
     def __init__(self, name: str, peaks: dict[str, float]) -> None:
         self._input, self._output = (f"the {side} of {name or 'the encoder'}" for side in ("input", "output"))
@@ -93,14 +90,14 @@ def _items(output: Any) -> Iterable[Any]:
 
 
 def _hidden_states(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors [batch, length, width]. A mask has four dimensions, and numbers that mean nothing."""
+    """The tensors [batch, length, width]; a mask, which has four dimensions, is left out."""
     for value in values:
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3:
             yield value
 
 
 def _check_peaks(peaks: dict[str, float]) -> None:
-    """The first place in the order of computing is the cause; what follows it is large because of it."""
+    """Report the first place in order of computation: it causes the large numbers after it."""
     for place, peak in peaks.items():
         if peak > MAX_ACTIVATION:
             raise ExportError(

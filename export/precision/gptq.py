@@ -1,8 +1,8 @@
 """Rounding a weight matrix so that its products change the least (GPTQ).
 
 Rounding each weight to the nearest step is best for the weights, not for `x @ W`. Here the rows are
-rounded one after the other, and what a row's rounding changes in the products is made up for by the
-rows still to come, as far as their inputs go together in the calibration texts.
+rounded one after the other, and the error of a row in the products is compensated by the rows after
+it, as far as their inputs correlate in the calibration texts.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["correction", "round_rows"]
 
 Matrix = npt.NDArray[np.floating[Any]]
 
-_DAMPING = 0.01  # of the mean square, added to each: inputs that the calibration texts never showed still count
-_BLOCK = 128  # rows; corrections beyond them are applied at once
+_DAMPING = 0.01  # of the mean square, added to each: inputs that the calibration texts lack still count
+_BLOCK = 128  # rows; corrections of later blocks are applied all at once
 
 
 def correction(moments: Matrix) -> npt.NDArray[np.float64]:
-    """How to spread the rounding error of each row over the later ones, from the second moments `x.T @ x` [in, in].
+    """How to spread the rounding error of each row over the later ones.
 
-    The upper Cholesky factor of their inverse.
+    The upper Cholesky factor of the inverse of the second moments `x.T @ x` [in, in].
     """
     damped = moments.astype(np.float64)
     mean = float(np.trace(damped)) / len(damped)
@@ -33,7 +33,7 @@ def correction(moments: Matrix) -> npt.NDArray[np.float64]:
 
 
 def round_rows(weight: Matrix, steps: Matrix, largest: int, spread: npt.NDArray[np.float64]) -> npt.NDArray[np.int8]:
-    """`weight` [in, out] in integers of `steps` [out] each, none beyond `largest`."""
+    """Round `weight` [in, out] to integer multiples of `steps` [out], at most `largest`."""
     rest = weight.astype(np.float64)
     integers = np.empty(weight.shape, np.int8)
     for start in range(0, len(rest), _BLOCK):

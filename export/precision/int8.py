@@ -2,14 +2,14 @@
 
 Every `x @ W` of the encoder becomes
 
-    z = x * smooth                        [tokens, in]   outlying channels tamed, their size moved into W
-    scale = max |z| / 127                 [tokens, 1]    per token: a vector does not depend on its batch
-    y = (u8(z / scale) @ s8(W)) * scale   [tokens, out]  integers inside, column scales applied by the operator
+    z = x * smooth                        [tokens, in]   outlying channels scaled down, W scaled up
+    scale = max |z| / 127                 [tokens, 1]    per token: independent of the batch
+    y = (u8(z / scale) @ s8(W)) * scale   [tokens, out]  in integers, with a scale for each column
 
 Products that share their input (query, key and value) share its quantization, and layers that share
 a weight keep sharing it. `smooth` balances the largest activation of each channel with the largest
-weight that meets it (SmoothQuant, exponent 0.5). What comes out of a GELU is nearly one-sided: it
-needs neither smoothing nor absolute values, and gets almost the whole integer range for its
+weight it is multiplied with (SmoothQuant, exponent 0.5). The output of a GELU is nearly one-sided:
+it needs neither smoothing nor absolute values, and almost the whole integer range is used for its
 positive side. Weights are rounded by `gptq.py`.
 """
 
@@ -31,8 +31,7 @@ from sbert_infer._util.cores import usable_cores
 from sbert_infer.export.graph.constants import add_constant
 from sbert_infer.export.precision.gptq import correction, round_rows
 
-# CPUs without VNNI add two u8 x s8 products in 16 bits: 2 * 255 * 63 = 32130 fits, 64 would
-# saturate.
+# CPUs without VNNI add two u8 x s8 products in 16 bits: 2 * 255 * 63 = 32130 fits, 64 saturates.
 WEIGHT_MAX = 63
 ACTIVATION_MAX = 127
 ZERO_POINT = 128  # activations are symmetric, but the u8 x s8 product is the one every CPU has
@@ -49,14 +48,14 @@ Item = TypeVar("Item")
 
 
 def calibration_samples(items: Sequence[Item], size: Callable[[Any], int] = len) -> Iterator[list[Item]]:
-    """Of texts or pairs some from all over, in batches of like `size`."""
+    """Some of the texts or pairs, evenly spaced, in batches of similar `size`."""
     some = sorted(items[:: max(1, len(items) // _CALIBRATION_ITEMS)], key=size)
     for start in range(0, len(some), _CALIBRATION_BATCH):
         yield some[start : start + _CALIBRATION_BATCH]
 
 
 def quantize(model: ir.Model, calibration: Iterable[Batch]) -> ir.Model:
-    """Replace the encoder's matrix products in `model`, in place, by 8-bit ones. Returns `model`."""
+    """Replace the encoder's matrix products by 8-bit ones, in place; return `model`."""
     groups = _products_by_input(model)
     seen = _activations(model, groups, calibration)
     for values in _clusters(groups):
@@ -68,12 +67,12 @@ def quantize(model: ir.Model, calibration: Iterable[Batch]) -> ir.Model:
         for value in values:
             _quantize_group(model.graph, value, groups[value], smooth, spread)
     model.opset_imports["com.microsoft"] = 1
-    RemoveUnusedNodesPass()(model)  # with them the FP32 weights
+    RemoveUnusedNodesPass()(model)  # and with them the FP32 weights
     return model
 
 
 def _products_by_input(model: ir.Model) -> dict[ir.Value, list[ir.Node]]:
-    """The products `[batch, length, in] @ constant [in, out]`, by their left side. Those on pooled rows stay FP32."""
+    """The products `[batch, length, in] @ constant`, by their left side; others stay FP32."""
     groups: dict[ir.Value, list[ir.Node]] = defaultdict(list)
     for node in model.graph:
         left, right = node.inputs if node.op_type == "MatMul" else (None, None)
@@ -85,7 +84,7 @@ def _products_by_input(model: ir.Model) -> dict[ir.Value, list[ir.Node]]:
 
 
 def _clusters(groups: Mapping[ir.Value, list[ir.Node]]) -> list[list[ir.Value]]:
-    """Inputs whose products have a weight in common (ALBERT's layers): one smoothing, so that it stays common."""
+    """Groups of inputs whose products share a weight (ALBERT): one smoothing keeps it shared."""
     clusters: dict[ir.Value | None, list[ir.Value]] = {}  # by weight
     for value, products in groups.items():
         weights = [node.inputs[1] for node in products]
@@ -103,7 +102,7 @@ def _weight(node: ir.Node) -> Array:
 
 @dataclass
 class _Activations:
-    """What the calibration texts showed of one input, over all their real tokens."""
+    """Statistics of one input over all real tokens of the calibration texts."""
 
     largest: Array  # magnitude of each channel, [in]
     moments: Array  # sum of x.T @ x, [in, in]
@@ -140,7 +139,7 @@ def _session(model: ir.Model, outputs: list[str]) -> onnxruntime.InferenceSessio
     for name in outputs:
         if name not in known:
             proto.graph.output.add().name = name
-    # Handed over apart, since a protobuf message ends at 2 GB.
+    # Passed separately, since a protobuf message is limited to 2 GB.
     large = [tensor for tensor in proto.graph.initializer if len(tensor.raw_data) > _SMALL_BYTES]
     arrays = [onnxruntime.OrtValue.ortvalue_from_numpy(onnx.numpy_helper.to_array(tensor)) for tensor in large]
     for tensor in large:
@@ -154,7 +153,7 @@ def _session(model: ir.Model, outputs: list[str]) -> onnxruntime.InferenceSessio
 def _quantize_group(
     graph: ir.Graph, value: ir.Value, products: list[ir.Node], smooth: Array, spread: npt.NDArray[np.float64]
 ) -> None:
-    """Put the 8-bit products in the place of `products`, which all multiply `value`."""
+    """Replace `products`, which all multiply `value`, by 8-bit ones."""
     tape = ir.tape.Tape()
 
     def constant(name: str, array: npt.ArrayLike) -> ir.Value:
@@ -185,19 +184,18 @@ def _quantize_group(
 def _token_scales(
     tape: ir.tape.Tape, constant: Callable[[str, npt.ArrayLike], ir.Value], rows: ir.Value, one_sided: bool
 ) -> ir.Value:
-    """What one integer step is worth in each row: [tokens, in] -> [tokens]."""
+    """The size of one integer step in each row: [tokens, in] -> [tokens]."""
     last_axis = constant("last_axis", np.array([1]))
     largest = tape.op("ReduceMax", [rows if one_sided else tape.op("Abs", [rows]), last_axis], {"keepdims": 0})
     steps = 255 - ONE_SIDED_ZERO_POINT if one_sided else ACTIVATION_MAX
-    # The floor: nothing below zero is cut off after a GELU, and a token of zeros does not divide by
-    # zero.
+    # The floor keeps negative numbers after a GELU in range, and avoids a division by zero.
     floor = -GELU_MIN / ONE_SIDED_ZERO_POINT if one_sided else 1e-10
     scaled = tape.op("Mul", [largest, constant("step", np.float32(1 / steps))])
     return tape.op("Max", [scaled, constant("floor", np.float32(floor))])
 
 
 def _after_gelu(value: ir.Value) -> bool:
-    """Whether `value` is hardly ever negative: then all integers but a few are for its positive side."""
+    """Whether `value` is hardly ever negative, so that few integers are needed below zero."""
     producer = value.producer()
     return producer is not None and producer.op_type in ("BiasGelu", "Gelu", "FastGelu")
 
@@ -212,7 +210,7 @@ def _smoothing(largest: Array, weights: list[Array]) -> Array:
 def _quantized_weight(
     graph: ir.Graph, node: ir.Node, smooth: Array, spread: npt.NDArray[np.float64]
 ) -> tuple[ir.Value, ir.Value]:
-    """The integers [in, out] and the step of each column, as constants; a weight that is shared is rounded once."""
+    """Integers [in, out] and step of each column, as constants; shared weights are rounded once."""
     name = f"{node.inputs[1].name}.int8" if node.inputs[1] is not None else ""
     if name not in graph.initializers:
         weight = _weight(node) / smooth[:, None]

@@ -1,31 +1,25 @@
-"""bge-m3's two layers beside the encoder: a weight for each token, and a vector for each token.
+"""bge-m3's two additional layers: one gives a weight for each token, the other a vector.
 
-They are saved as `sparse_linear.pt` and `colbert_linear.pt` next to what sentence-transformers
-reads, which knows nothing of them.
+They are saved as `sparse_linear.pt` and `colbert_linear.pt` beside the files that
+sentence-transformers reads; sentence-transformers ignores them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sbert_infer.artifact.manifest import MULTI, WEIGHTS
-from sbert_infer.backends.onnxruntime_session import FileModel, open_session
-from sbert_infer.errors import CheckpointError, ExportError, ParityError
+from sbert_infer.errors import CheckpointError, ExportError
 from sbert_infer.export.checkpoint.hub import first_line
 from sbert_infer.export.checkpoint.modules import Problems
 from sbert_infer.export.reference.encoder import Reference
-from sbert_infer.export.verify.parity import cosine
 
-__all__ = ["TokenHeads", "check_heads", "load_heads", "unweighted_ids"]
-
-_MAX_ERROR = {"fp32": 1e-4, "int8": 0.1}  # of a token's weight
+__all__ = ["TokenHeads", "load_heads", "unweighted_ids"]
 
 
 class TokenHeads(nn.Module):
@@ -42,12 +36,12 @@ class TokenHeads(nn.Module):
         self.eval()
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """[batch, length, width] -> weights [batch, length], and vectors of length 1, [batch, length, dim]."""
+        """[batch, length, width] -> weights [batch, length], unit vectors [batch, length, dim]."""
         return self.sparse(tokens).relu().squeeze(-1), F.normalize(self.multi(tokens), dim=-1)
 
 
 def load_heads(reference: Reference) -> TokenHeads:
-    """The layers of the checkpoint. Raises `CheckpointError` if a file is missing, or not what it should be."""
+    """Load the checkpoint's layers. Raises `CheckpointError` if a file is missing or invalid."""
     checkpoint = reference.checkpoint
     if not reference.layers or reference.layer_pooling is not None:
         raise ExportError(f"{checkpoint.name}: --outputs sparse,multi is for the last layer of a transformer")
@@ -66,7 +60,7 @@ def _read(file: Path, width: int, dim: int | None, problems: Problems) -> dict[s
         problems.append(f"{file.name} is missing, and --outputs sparse,multi needs it")
         return {}
     try:
-        found = torch.load(file, map_location="cpu", weights_only=True)  # no code of the file's choosing runs
+        found = torch.load(file, map_location="cpu", weights_only=True)  # runs no code from the file
     except Exception as error:  # a damaged file may raise anything
         problems.append(f"{file.name} can't be read safely as plain tensors: {first_line(error)}")
         return {}
@@ -80,25 +74,6 @@ def _read(file: Path, width: int, dim: int | None, problems: Problems) -> dict[s
 
 
 def unweighted_ids(tokenizer: Any) -> tuple[int, ...]:
-    """Tokens that have no weight in a sparse vector: those that begin, end or fill up a text, or are unknown."""
+    """Tokens without a weight in a sparse vector: begin, end, padding and unknown."""
     ids = {tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
     return tuple(sorted(id for id in ids if id is not None))
-
-
-@torch.inference_mode()
-def check_heads(
-    path: Path, reference: Reference, heads: TokenHeads, texts: Sequence[str], threshold: float, precision: str
-) -> None:
-    """Compare weight and vector of each token of `texts`. Raises `ParityError` if one is too far off."""
-    session = open_session(FileModel(path), 1)
-    for text in texts:
-        ids, mask = reference.tokenize([text])
-        weights, vectors = (output[0].numpy() for output in heads(reference.token_vectors(ids, mask)))
-        inputs = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
-        found_weights, found_vectors = (output[0] for output in session.run([WEIGHTS, MULTI], inputs))
-        error, lowest = float(np.abs(weights - found_weights).max()), float(cosine(vectors, found_vectors).min())
-        if not (error <= _MAX_ERROR[precision] * max(1.0, float(np.abs(weights).max())) and lowest >= threshold):
-            raise ParityError(
-                f"a token's weight is off by {error:.2e}, or its vector has a cosine of {lowest:.6f} to the "
-                f"reference's, of which {threshold} is needed; nothing was written. The text: {text!r:.90}"
-            )

@@ -1,13 +1,13 @@
-"""The whole checkpoint as eager PyTorch in FP32: what every artifact is compared with.
+"""The whole checkpoint as eager PyTorch in FP32, which every artifact is compared with.
 
-The parameters of the modules carry the names they have in a checkpoint's weight files.
+The modules' parameters have the same names as in a checkpoint's weight files.
 """
 
 from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from sbert_infer.errors import CheckpointError
 from sbert_infer.export.checkpoint.checkpoint import Checkpoint
+from sbert_infer.export.checkpoint.hub import first_line
 from sbert_infer.export.checkpoint.modules import (
     DenseSpec,
     LayerNormSpec,
@@ -29,26 +30,16 @@ from sbert_infer.export.checkpoint.modules import (
     read_weights,
 )
 from sbert_infer.export.checkpoint.sparse_modules import AutoEncoderSpec, PresenceSpec, SpladeSpec
-from sbert_infer.export.checkpoint.sparse_static import SPARSE_STATIC, WordEncoder, without_special_tokens
-from sbert_infer.export.checkpoint.static import MODEL_TYPE, StaticEncoder, StaticTokenizer
+from sbert_infer.export.checkpoint.static import SPARSE_STATIC, STATIC, StaticTokenizer, without_special_tokens
 from sbert_infer.export.checkpoint.transformer import ENCODERS, load_tokenizer, quiet_transformers
 from sbert_infer.export.reference.pooling import Pooling
 from sbert_infer.export.reference.sparse import LanguageModel, build_sparse_module
+from sbert_infer.export.reference.static import StaticEncoder, WordEncoder
 
-__all__ = [
-    "Encoder",
-    "Reference",
-    "build_module",
-    "count_gelu_layers",
-    "load_encoder",
-    "load_reference",
-    "weight_problems",
-]
+__all__ = ["Dense", "Encoder", "Reference", "batches_by_length", "build_module", "load_encoder", "load_reference"]
 
-# Weights that may be missing: the vectors are pooled from the last layer, not taken from the
-# model's own pooler.
-_UNUSED = re.compile(r"(^|\.)pooler\.")
-_NOTHING = re.compile(r"(?!)")  # matches no weight
+# Weights that an encoder may lack: vectors are pooled from the last layer, not by its own pooler.
+_POOLER = re.compile(r"(^|\.)pooler\.")
 # Weights that may be left over: heads of the training task, and buffers that older versions stored.
 _LEFT_OVER = re.compile(
     r"(^|\.)(pooler|cls|lm_head|qa_outputs|(pre_)?classifier|score|predictions|sop_classifier|decoder|dropout|"
@@ -112,7 +103,7 @@ class WeightedLayerPooling(nn.Module):
 
 
 def build_module(spec: ModuleSpec, encoder: nn.Module) -> nn.Module:
-    """The module behind `encoder` in FP32 with its weights."""
+    """Build the module that follows `encoder`, in FP32 and with its weights."""
     if isinstance(spec, SpladeSpec | PresenceSpec | AutoEncoderSpec):
         return build_sparse_module(spec, encoder)
     if isinstance(spec, PoolingSpec):
@@ -131,25 +122,30 @@ def build_module(spec: ModuleSpec, encoder: nn.Module) -> nn.Module:
 
 
 class Encoder(nn.Module):
-    """A module around a transformer."""
+    """A transformer with its tokenizer and what follows it: the base of all references."""
 
+    checkpoint: Checkpoint
     encoder: nn.Module
+    tokenizer: Any
 
     @property
     def layers(self) -> int:
-        """How many layers the transformer has."""
+        """Number of layers of the transformer."""
         config: Any = self.encoder.config
         return int(config.num_hidden_layers)
 
     @property
     def gelu_layers(self) -> int:
-        """How many of them have a GELU, exact or approximate, as their activation."""
-        count = count_gelu_layers(self.encoder.config)
-        return count + (count > 0 and isinstance(self.encoder, LanguageModel))  # whose head has one, too
+        """Number of layers whose activation is a GELU, exact or approximate."""
+        config: Any = self.encoder.config
+        keys = ("hidden_act", "hidden_activation", "dense_act_fn", "activation")
+        name = next((getattr(config, key) for key in keys if getattr(config, key, None)), "")
+        count = self.layers if "gelu" in str(name) else 0
+        return count + (count > 0 and isinstance(self.encoder, LanguageModel))  # its head has one as well
 
 
 class Reference(Encoder):
-    """The transformer, the pooling and what follows; `forward` has no branch that depends on the data."""
+    """Transformer, pooling and the modules after it. No branch of `forward` depends on the data."""
 
     def __init__(self, checkpoint: Checkpoint, encoder: nn.Module, tokenizer: Any) -> None:
         super().__init__()
@@ -164,11 +160,14 @@ class Reference(Encoder):
         self.eval()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, prompt_length: Tensor | None = None) -> Tensor:
-        """[batch, length] twice -> [batch, dim]; leaves the first `prompt_length` tokens out where the model does."""
+        """[batch, length] twice -> [batch, dim].
+
+        The first `prompt_length` tokens are not pooled if the model excludes its prompt.
+        """
         return self.pool(self.token_vectors(input_ids, attention_mask), attention_mask, prompt_length)
 
     def token_vectors(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """[batch, length] twice -> [batch, length, width]: what is pooled."""
+        """[batch, length] twice -> [batch, length, width], the vectors to be pooled."""
         layers = self.layer_pooling is not None
         output = self.encoder(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=layers)
         tokens: Tensor = output.last_hidden_state
@@ -180,7 +179,7 @@ class Reference(Encoder):
         return sentence
 
     def tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Padded ids and mask, each [batch, length]; texts over the limit are cut."""
+        """Padded ids and mask, each [batch, length]; texts over the limit are truncated."""
         batch = self.tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
         if not batch["input_ids"].numel():  # empty texts, and a tokenizer without special tokens
             ids = torch.full((len(texts), 1), self.tokenizer.pad_token_id)
@@ -188,7 +187,7 @@ class Reference(Encoder):
         return batch["input_ids"], batch["attention_mask"]
 
     def prompt_length(self, prompt: str) -> int:
-        """Tokens of the prompt alone with its special tokens, less a trailing one; 0 without a prompt."""
+        """Number of the prompt's tokens, special ones included except a trailing one."""
         if not prompt:
             return 0
         ids = self.tokenizer(prompt, truncation=True)["input_ids"]
@@ -196,94 +195,75 @@ class Reference(Encoder):
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str], *, prompt: str = "", batch_size: int = 32) -> np.ndarray[Any, np.dtype[Any]]:
-        """One vector a text, [texts, dim]. Neither the default prompt nor `truncate_dim` is applied."""
+        """Vectors [texts, dim], without the default prompt and without `truncate_dim`."""
         prompt_length = torch.tensor(self.prompt_length(prompt))
-        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))  # similar lengths, less padding
         vectors = np.empty((len(texts), self.checkpoint.dim), dtype=np.float32)
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
+        for rows in batches_by_length([len(text) for text in texts], batch_size):
             ids, mask = self.tokenize([prompt + texts[i] for i in rows])
             vectors[rows] = self(ids, mask, prompt_length).numpy()
         return vectors
 
 
-def count_gelu_layers(config: Any) -> int:
-    """How many layers of a transformer have a GELU, exact or approximate, as their activation."""
-    keys = ("hidden_act", "hidden_activation", "dense_act_fn", "activation")
-    name = next((getattr(config, key) for key in keys if getattr(config, key, None)), "")
-    return int(config.num_hidden_layers) if "gelu" in str(name) else 0
-
-
-def load_encoder(checkpoint: Checkpoint, besides: Sequence[str] = ()) -> Any:
-    """The transformer alone; the weights `besides` are not its own. Raises `CheckpointError` as `load_reference`."""
-    with quiet_transformers():
-        encoder, info = load_pretrained(checkpoint)
-    info["unexpected_keys"] = set(info["unexpected_keys"]) - set(besides)
-    if problems := list(weight_problems(info, unused=_UNUSED)):
-        raise CheckpointError(checkpoint.source, problems)
-    encoder.config.use_cache = False
-    return encoder
+def batches_by_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+    """Rows of similar length, longest first, so that little is padded."""
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    return (order[start : start + batch_size] for start in range(0, len(order), batch_size))
 
 
 def load_reference(checkpoint: Checkpoint, *, attention: Literal["sdpa", "eager"] = "sdpa") -> Reference:
-    """Load the weights in FP32, whatever they are stored in.
+    """Load the weights in FP32, whatever type they are stored in.
 
     (sentence-transformers 6 on transformers 5 computes in the stored type, e.g. FP16.) "sdpa" means
     scaled dot product attention where the model has it. Raises `CheckpointError` for weights that
     are missing, misshapen or unknown.
     """
-    if checkpoint.model_type == MODEL_TYPE:
-        return Reference(checkpoint, StaticEncoder(checkpoint.transformer_path), _static_tokenizer(checkpoint))
+    if checkpoint.model_type == STATIC:
+        tokenizer = StaticTokenizer(checkpoint.transformer_path)
+        tokenizer.model_max_length = checkpoint.max_length
+        return Reference(checkpoint, StaticEncoder(checkpoint.transformer_path), tokenizer)
     if checkpoint.model_type == SPARSE_STATIC:
         return Reference(checkpoint, WordEncoder(), without_special_tokens(load_tokenizer(checkpoint)))
-    with quiet_transformers():
-        encoder, info = _load_encoder(checkpoint, attention)
-    scores = isinstance(checkpoint.pooling, SpladeSpec)
-    problems = list(weight_problems(info, unused=_NOTHING if scores else _UNUSED))
-    if problems:
-        raise CheckpointError(checkpoint.source, problems)
-    encoder.config.use_cache = False  # of keys and values, which a decoder would fill for nothing
-    encoder = LanguageModel(encoder, checkpoint.source) if scores else encoder
-    return Reference(checkpoint, encoder, load_tokenizer(checkpoint))
+    if isinstance(checkpoint.pooling, SpladeSpec):
+        model = load_encoder(checkpoint, "AutoModelForMaskedLM", attention=attention)
+        return Reference(checkpoint, LanguageModel(model, checkpoint.source), load_tokenizer(checkpoint))
+    return Reference(checkpoint, load_encoder(checkpoint, attention=attention), load_tokenizer(checkpoint))
 
 
-def _static_tokenizer(checkpoint: Checkpoint) -> StaticTokenizer:
-    tokenizer = StaticTokenizer(checkpoint.transformer_path)
-    tokenizer.model_max_length = checkpoint.max_length
-    return tokenizer
+def load_encoder(
+    checkpoint: Checkpoint, model_class: str = "", *, besides: Sequence[str] = (), attention: str = "sdpa"
+) -> Any:
+    """The transformer in FP32, of `model_class` if that is given, else without a head.
 
-
-def _load_encoder(checkpoint: Checkpoint, attention: str) -> tuple[Any, dict[str, Any]]:
-    scores = isinstance(checkpoint.pooling, SpladeSpec)
-    return load_pretrained(checkpoint, "AutoModelForMaskedLM" if scores else None, attention)
-
-
-def load_pretrained(
-    checkpoint: Checkpoint, model_class: str | None = None, attention: str = "sdpa"
-) -> tuple[Any, dict[str, Any]]:
-    """The transformer in FP32, and what transformers says of its weights. Its class is the encoder's, if not given."""
+    `besides` names weights in its files that belong to other modules. Raises `CheckpointError` as
+    `load_reference` does.
+    """
     loader = getattr(transformers, model_class or ENCODERS.get(checkpoint.model_type, "AutoModel"))
     try:
-        encoder, info = loader.from_pretrained(
-            checkpoint.transformer_path,
-            dtype=torch.float32,
-            attn_implementation=None if attention == "sdpa" else attention,  # None: sdpa where the model has it
-            trust_remote_code=checkpoint.trust_remote_code,
-            weights_only=True,
-            local_files_only=True,
-            ignore_mismatched_sizes=True,  # they come back in `info`, all of them
-            output_loading_info=True,
-        )
+        with quiet_transformers():
+            encoder, info = loader.from_pretrained(
+                checkpoint.transformer_path,
+                dtype=torch.float32,
+                attn_implementation=None if attention == "sdpa" else attention,  # None: sdpa where the model has it
+                trust_remote_code=checkpoint.trust_remote_code,
+                weights_only=True,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,  # all of them come back in `info`
+                output_loading_info=True,
+            )
     except (SafetensorError, pickle.UnpicklingError, OSError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise CheckpointError(checkpoint.source, [f"the transformer's weights can't be loaded: {reason}"]) from error
-    return encoder, info
+        problem = f"the transformer's weights can't be loaded: {first_line(error)}"
+        raise CheckpointError(checkpoint.source, [problem]) from error
+    info["unexpected_keys"] = set(info["unexpected_keys"]) - set(besides)
+    if problems := list(_weight_problems(info, may_lack_pooler=not model_class)):
+        raise CheckpointError(checkpoint.source, problems)
+    encoder.config.use_cache = False  # a decoder would fill its cache of keys and values for nothing
+    return encoder
 
 
-def weight_problems(info: dict[str, Any], *, unused: re.Pattern[str]) -> Iterable[str]:
-    """What is wrong with the weights that transformers has loaded. Those that match `unused` may be missing."""
+def _weight_problems(info: dict[str, Any], *, may_lack_pooler: bool) -> Iterable[str]:
+    """What is wrong with the weights, according to transformers' loading `info`."""
     for key in sorted(info["missing_keys"]):
-        if not unused.search(key):
+        if not (may_lack_pooler and _POOLER.search(key)):
             yield f"the transformer's weights lack '{key}'"
     for key in sorted(info["unexpected_keys"]):
         if not _LEFT_OVER.search(key):

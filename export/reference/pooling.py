@@ -1,4 +1,4 @@
-"""Token vectors to one vector, in each of the six ways."""
+"""Token vectors to one vector, in six modes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def _take(tokens: Tensor, index: Tensor) -> Tensor:
 
 
 def _max(tokens: Tensor, kept: Tensor, start: Tensor) -> Tensor:
-    # The lowest number instead of -inf, and a zero for a row with nothing to pool: no NaN further
-    # down.
+    # The lowest number, not -inf, and zero for a row with nothing to pool, so that no NaN follows.
     filled = tokens.masked_fill(kept.unsqueeze(-1) == 0, torch.finfo(tokens.dtype).min)
     return filled.amax(dim=1) * kept.amax(dim=1, keepdim=True).to(tokens.dtype)
 
@@ -45,7 +44,7 @@ def _mean(tokens: Tensor, kept: Tensor, start: Tensor) -> Tensor:
 
 
 def _mean_of_kept(tokens: Tensor, kept: Tensor, start: Tensor) -> Tensor:
-    """As `_mean`, on a GPU by the fused kernel, which reads the tokens once."""
+    """As `_mean`; on a GPU by the fused kernel, which reads the tokens once."""
     if not tokens.is_cuda or tokens.dtype not in (torch.float16, torch.float32):
         return _mean(tokens, kept, start)
     from sbert_infer.kernels.mean_pool import mean_pool
@@ -59,7 +58,7 @@ def _mean_sqrt_len(tokens: Tensor, kept: Tensor, start: Tensor) -> Tensor:
 
 
 def _weightedmean(tokens: Tensor, kept: Tensor, start: Tensor) -> Tensor:
-    # The first real token weighs 1, the second 2, ...; a prompt that is left out still counts.
+    # The first real token weighs 1, the second 2, and so on, also if the prompt is excluded.
     positions = torch.arange(1, kept.shape[1] + 1, device=kept.device) - start  # [batch, length]
     return _mean(tokens, kept * positions, start)
 

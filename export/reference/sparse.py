@@ -1,9 +1,9 @@
-"""What makes sparse vectors, as eager PyTorch in FP32: a vocabulary's scores pooled, a table, an autoencoder.
+"""Modules with sparse vectors as eager PyTorch in FP32: SPLADE, a table and an autoencoder.
 
 SPLADE's scores are [batch, length, vocabulary] numbers: 62 MB for 512 tokens of BERT's 30,522
 words, 512 MB for XLM-R's 250,002, and several times that if each step makes its own copy. So the
-last product of the language model is done in slices of the vocabulary, each of which is pooled
-before the next one starts: what has to be held is a slice.
+last product of the language model is computed in slices of the vocabulary, each of which is pooled
+before the next one starts: only one slice is held in memory.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from sbert_infer.export.checkpoint.sparse_modules import AutoEncoderSpec, Presen
 
 __all__ = ["AutoEncoder", "LanguageModel", "Presence", "SpladePooling", "build_sparse_module"]
 
-# Words scored at once: 8 MB for a batch of 512 tokens, and no slower than all at once. Peaks:
-# docs/sparse.md
+# Words scored at once: 8 MB for a batch of 512 tokens, and no slower than all at once. For peak
+# memory see docs/sparse.md.
 _SLICE = 4096
 
 
 class LanguageModel(nn.Module):
-    """A masked language model without its last product, which `SpladePooling` does."""
+    """A masked language model without its last product, which `SpladePooling` computes."""
 
     def __init__(self, model: Any, source: str) -> None:
         super().__init__()
@@ -41,14 +41,14 @@ class LanguageModel(nn.Module):
             self.model = model
             try:
                 found = self.decoder(self._hidden(ids, torch.ones_like(ids)))
-            except AttributeError:  # it reads the layer's weight itself, as MobileBERT does
+            except AttributeError:  # the model reads the layer's weight itself, as MobileBERT does
                 found = torch.full_like(right, torch.nan)
         if not torch.allclose(found, right, rtol=1e-4, atol=1e-4):
-            problem = f"the scores of a {self.config.model_type} are changed behind its last layer: not supported"
+            problem = f"the scores of a {self.config.model_type} are changed after its last layer: not supported"
             raise CheckpointError(source, [problem])
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Any:
-        """[batch, length] twice -> what the words are scored by, [batch, length, width]."""
+        """[batch, length] twice -> the last product's input, [batch, length, width]."""
         return SimpleNamespace(last_hidden_state=self._hidden(input_ids, attention_mask))
 
     def _hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def _take_out(model: nn.Module, layer: nn.Module) -> None:
 
 
 class SpladePooling(nn.Module):
-    """Scores of all words for all tokens, pooled over the tokens: log(1 + relu(score)), its maximum or its sum."""
+    """log(1 + relu(score)) of all words for all tokens: its maximum or sum over the tokens."""
 
     def __init__(self, spec: SpladeSpec, decoder: nn.Linear) -> None:
         super().__init__()
@@ -86,8 +86,7 @@ class SpladePooling(nn.Module):
         return torch.cat(slices, dim=-1)
 
     def _max(self, tokens: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        # Bias, relu and logarithm never change which of two tokens is ahead, so they can wait for
-        # the maximum.
+        # Bias, relu and logarithm are monotonic, so they can be applied after the maximum.
         scores = (tokens @ weight).amax(dim=1) + bias
         return self._activate(scores) * mask.amax(dim=1, keepdim=True)
 
@@ -101,13 +100,13 @@ class SpladePooling(nn.Module):
 
 
 def _without_padding(tokens: Tensor, attention_mask: Tensor) -> Tensor:
-    """The text's first token in the place of padding: it has no say in a maximum that it is part of anyway."""
+    """Replace padding by the text's first token, which can't change a maximum it is part of."""
     first = attention_mask.to(torch.int32).argmax(dim=1).view(-1, 1, 1).expand(-1, 1, tokens.shape[2])
     return torch.where(attention_mask.unsqueeze(-1) == 1, tokens, tokens.gather(1, first))
 
 
 class Presence(nn.Module):
-    """The weights of the words that a text has, each once."""
+    """The weights of the words that a text contains, each once."""
 
     def __init__(self, spec: PresenceSpec) -> None:
         super().__init__()
@@ -122,7 +121,7 @@ class Presence(nn.Module):
 
 
 class AutoEncoder(nn.Module):
-    """The wide layer. Which of its outputs stay is decided where the vectors are made sparse."""
+    """The wide layer. Which outputs are kept is decided where the vectors are made sparse."""
 
     def __init__(self, spec: AutoEncoderSpec) -> None:
         super().__init__()
@@ -142,7 +141,7 @@ class AutoEncoder(nn.Module):
 
 
 def build_sparse_module(spec: SpladeSpec | PresenceSpec | AutoEncoderSpec, encoder: nn.Module) -> nn.Module:
-    """The module with its weights, which for SPLADE are those of `encoder`'s last layer."""
+    """Build the module with its weights, which for SPLADE are those of `encoder`'s last layer."""
     if isinstance(spec, AutoEncoderSpec):
         return AutoEncoder(spec)
     if isinstance(spec, PresenceSpec):

@@ -9,8 +9,8 @@ __all__ = ["Served", "ensemble_config", "model_config", "tokenizer_config"]
 
 Tensor = tuple[str, str, int]  # name, type and size without the batch; a size of -1 varies
 
-# None of these has been measured on a server: they are places to start from.
-_GPU_QUEUE_DELAY_US = 1000  # a CPU waits for nothing: while its instances are busy, requests gather anyway
+# None of these has been measured on a server; they are starting points.
+_GPU_QUEUE_DELAY_US = 1000  # a CPU need not wait: requests gather anyway while its instances are busy
 _TIMEOUT_US = 10_000_000
 _MAX_QUEUE_REQUESTS = 1024
 _GPU_TOKENIZERS = 4  # processes: a GPU is faster than one can tokenize
@@ -20,14 +20,14 @@ _MAX_WARM_UP_TOKENS = 8192
 
 @dataclass(frozen=True)
 class Served:
-    """A model, and how it is to be served."""
+    """A model, and how to serve it."""
 
     name: str
     dim: int
     edges: tuple[int, ...]  # the lengths that texts are padded to
     max_batch: int  # texts that run together
     batch_tokens: int  # tokens that best run together, padding included
-    prompt_length: bool  # whether the model must be told how many tokens its prompt takes
+    prompt_length: bool  # whether the model takes the number of its prompt's tokens
     gpu: bool
     instances: int
     fused: bool = False  # by the export, for onnxruntime
@@ -35,18 +35,18 @@ class Served:
 
     @property
     def tokens(self) -> list[Tensor]:
-        """What the tokenizer hands to the model."""
+        """The tensors that the tokenizer passes to the model."""
         extra = [("prompt_length", "TYPE_INT64", 1)] if self.prompt_length else []
         return [("input_ids", "TYPE_INT64", -1), ("attention_mask", "TYPE_INT64", -1), *extra]
 
     @property
     def text(self) -> Tensor:
-        """What a client sends."""
+        """The tensor that a client sends."""
         return "text", "TYPE_STRING", 1
 
     @property
     def vector(self) -> Tensor:
-        """What the model makes of it."""
+        """The tensor that the model gives."""
         return "sentence_embedding", "TYPE_FP32", self.dim
 
     @property
@@ -123,7 +123,7 @@ def _map(kind: str, names: Iterable[str]) -> str:
 
 
 def _batching(delay_us: int) -> str:
-    """Requests of one shape run together, as many as `max_batch_size` allows: the default is to prefer just that."""
+    """Batching of requests of one shape, preferably `max_batch_size` of them."""
     return f"""\
 dynamic_batching {{
   max_queue_delay_microseconds: {delay_us}
@@ -137,7 +137,7 @@ dynamic_batching {{
 
 
 def _runtime(served: Served) -> str:
-    """What runs the model, and how many times at once."""
+    """What runs the model, and the number of its instances."""
     if served.engines:
         files = "\n".join(
             f'cc_model_filenames {{ key: "{cc}" value: "{file}" }}' for cc, file in served.engines.items()
@@ -160,7 +160,7 @@ parameters {{ key: "share_session_between_instances" value {{ string_value: "tru
 
 
 def _warm_up(served: Served) -> str:
-    """A batch of each length before the first request: memory is taken, and kernels are chosen, by shape."""
+    """A batch of each length before the first request: memory and kernels depend on the shape."""
     samples = [_sample(served, edge) for edge in served.edges if edge <= _MAX_WARM_UP_TOKENS]
     return "model_warmup [\n" + ",\n".join(samples) + "\n]\n"
 

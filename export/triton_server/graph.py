@@ -1,4 +1,4 @@
-"""An artifact's graph as Triton Inference Server can batch it: every input and output with one row for each text."""
+"""An artifact's graph for Triton's batching, where every input and output has a row per text."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _WHOLE = "whole_sentence_embedding"
 
 
 def served_dim(manifest: Manifest) -> int:
-    """How long the vectors are that `Engine.encode` gives by default."""
+    """Length of the vectors that `Engine.encode` gives by default."""
     return min(manifest.dim, manifest.truncate_dim or manifest.dim)
 
 
 def serving_graph(model: onnx.ModelProto, manifest: Manifest) -> None:
-    """Change `model` so that its vectors are those of `Engine.encode`; most models stay as they are.
+    """Change `model`, if necessary, so that its vectors are those of `Engine.encode`.
 
-    What the artifact knows besides the graph goes: the repository has it elsewhere, and its seal
-    would no longer hold.
+    The artifact's metadata is removed: the repository has it elsewhere, and its hash would not
+    match any more.
     """
     del model.metadata_props[:]
     if not manifest.include_prompt:

@@ -4,7 +4,7 @@
     <name>_tokenizer/1/     model.py, tokenizer.json, settings.json; the Python backend
     <name>_model/1/         model.onnx for onnxruntime, or TensorRT engines
 
-The server itself was never run with it; see docs/triton.md for what was checked instead.
+It has never been run in the server itself; see docs/triton.md for what was checked instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sbert_infer.export.triton_server.graph import served_dim, serving_graph
 __all__ = ["TritonRepository", "check_repository", "write_repository"]
 
 _CPU_BATCH_TOKENS = 512  # as `Engine` runs them
-_CPU_MOST_TOKENS = 8192  # Triton counts texts, not tokens: many long ones may run together, but no more than this
+_CPU_MOST_TOKENS = 8192  # Triton counts texts, not tokens: a limit for many long ones that run together
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TritonRepository:
 
     folder: Path
     served: Served
-    note: str  # why it is not quite what one may expect; mostly empty
+    note: str  # how it differs from what one may expect; mostly empty
 
     def summary(self) -> str:
         """A few lines for people."""
@@ -73,10 +73,10 @@ def check_repository(artifact: Path, folder: Path, force: bool) -> None:
 def write_repository(
     path: str | Path, folder: str | Path, *, instances: int | None = None, force: bool = False
 ) -> TritonRepository:
-    """Write the three models that serve the artifact at `path` to the repository `folder`, beside others if it has any.
+    """Write the three models that serve the artifact at `path` to the repository `folder`.
 
-    `instances` of the model run at once: by default one for each core of this machine or, on GPUs,
-    one for each.
+    Other models in `folder` stay. `instances` of the model run at once: by default one for each
+    core of this machine or, on GPUs, one for each GPU.
     """
     path, folder = Path(path), Path(folder)
     check_repository(path, folder, force)
@@ -99,12 +99,12 @@ def _served_name(artifact: Path) -> str:
 
 
 def _model_names(name: str) -> tuple[str, ...]:
-    """In the order of putting them in place: the ensemble last, since it needs the others."""
+    """Names in the order of putting them in place: the ensemble last, since it needs the others."""
     return f"{name}_model", f"{name}_tokenizer", name
 
 
 def _usable_engines(artifact: Artifact) -> tuple[dict[str, EngineFile], str]:
-    """The engines that Triton can run, by compute capability, and if there are others only, why those are not used."""
+    """TensorRT engines that Triton can run, by compute capability; if none, the reason why."""
     if not isinstance(artifact, Plan):
         return {}, ""
     if artifact.pooling != "graph":
@@ -186,8 +186,8 @@ def _write_model(folder: Path, artifact: Artifact, served: Served, engines: dict
 
 def _write_ensemble(folder: Path, served: Served) -> None:
     _write(folder / "config.pbtxt", triton_config.ensemble_config(served))
-    # It has no model file, but the server wants a version, and not every storage keeps an empty
-    # folder.
+    # It has no model file, but the server requires a version folder, and not every storage keeps
+    # an empty one.
     _write(folder / "1" / "README", "An ensemble has no file of its own: see ../config.pbtxt\n")
 
 
@@ -204,7 +204,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _staging(folder: Path) -> Iterator[Path]:
-    """A hidden folder beside `folder`: the server must not see half a model. Removed at the end, whatever happens."""
+    """A hidden folder beside `folder`, always removed: the server must not see half a model."""
     target = folder.absolute()
     try:
         place = target if target.is_mount() else target.parent  # nothing can be moved into a mounted folder in one step
@@ -218,8 +218,8 @@ def _staging(folder: Path) -> Iterator[Path]:
 
 
 def _put_in_place(staged: Path, folder: Path, name: str) -> None:
-    """Each model in one step; a repository that is not there yet, as a whole."""
-    staged.chmod(0o755)  # a temporary folder is its owner's alone, but the server may be another user
+    """Move each model in one step, or the whole repository if it does not exist yet."""
+    staged.chmod(0o755)  # a temporary folder is private, but the server may run as another user
     if not folder.exists():
         staged.rename(folder)
         return

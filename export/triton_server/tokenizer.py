@@ -20,7 +20,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class TritonPythonModel:
-    """Answers each request by itself: one that can't be tokenized fails alone."""
+    """Responds to each request separately: one that can't be tokenized fails alone."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Called once by the server, with the model's configuration."""
@@ -42,12 +42,12 @@ class TritonPythonModel:
         texts = [text for _, texts, _ in read for text in texts]
         encodings = iter(self._backend.encode_batch_fast(texts) if texts else ())
         return [
-            _refused(problem) if problem else self._answer([next(encodings) for _ in texts], prompt)
+            _refused(problem) if problem else self._respond([next(encodings) for _ in texts], prompt)
             for prompt, texts, problem in read
         ]
 
     def _read(self, request: Any) -> tuple[str, list[str], str]:
-        """The prompt, the texts with that prompt before them, and what is wrong with them, if anything is."""
+        """The prompt, the texts that begin with it, and a problem or an empty string."""
         try:
             prompt = self._prompt(json.loads(request.parameters() or "{}"))
             values = pb_utils.get_input_tensor_by_name(request, "text").as_numpy()  # [texts, 1], of bytes
@@ -57,7 +57,7 @@ class TritonPythonModel:
         return prompt, texts, ""
 
     def _prompt(self, parameters: dict[str, Any]) -> str:
-        """The request's `prompt`, or the one that its `prompt_name` names, or the model's default."""
+        """The request's `prompt`, the one named by its `prompt_name`, or the model's default."""
         if "prompt" in parameters:
             return str(parameters["prompt"])
         prompts: dict[str, str] = self._settings["prompts"]
@@ -66,7 +66,7 @@ class TritonPythonModel:
             raise ValueError(f"prompt_name {name!r} is not among the model's prompts: {sorted(prompts)}")
         return "" if name is None else prompts[name]
 
-    def _answer(self, encodings: list[tokenizers.Encoding], prompt: str) -> Any:
+    def _respond(self, encodings: list[tokenizers.Encoding], prompt: str) -> Any:
         truncated = np.array([[bool(encoding.overflowing)] for encoding in encodings])  # [texts, 1]
         if truncated.any() and self._on_truncate == "error":
             limit = self._settings["max_length"]
@@ -78,7 +78,7 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
 
     def _padded(self, rows: list[list[int]]) -> tuple[Ids, Ids]:
-        """Ids and mask, both [texts, length]. The length is a bucket's, so that requests have few different shapes."""
+        """Ids and mask, [texts, length], padded to a bucket's length: requests have few shapes."""
         longest = max(map(len, rows))
         length = int(self._edges[np.searchsorted(self._edges, longest)])
         ids = np.full((len(rows), length), self._settings["pad_id"], np.int64)
@@ -89,7 +89,7 @@ class TritonPythonModel:
         return ids, mask
 
     def _prompt_length(self, prompt: str) -> int:
-        """How many leading tokens the model leaves out of pooling: the prompt's, less a special one at its end."""
+        """Tokens excluded from pooling: the prompt's, less a final special one."""
         ids = self._backend.encode(prompt).ids if prompt else []
         return len(ids) - 1 if ids and ids[-1] in self._special_ids else len(ids)
 

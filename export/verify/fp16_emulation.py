@@ -1,9 +1,9 @@
-"""FP16 arithmetic on a CPU that has none: every FP16 tensor of a graph as FP32 numbers, rounded to FP16.
+"""FP16 arithmetic on a CPU that has none: all FP16 tensors as FP32 numbers, rounded to FP16.
 
-onnxruntime runs FP16 graphs on any CPU, but widens them and leaves the rounding between nodes out:
-of a model that overflows in FP16 it would give finite vectors. Here the rounding is explicit, after
-each node that computes something. Inside a node it is FP32, as in the matrix units of a GPU. To be
-run with onnxruntime's optimizations off: they would take the rounding out again.
+onnxruntime runs FP16 graphs on any CPU, but widens them and omits the rounding between nodes, so
+that a model that overflows in FP16 would still give finite vectors. Here the rounding is explicit,
+after each node that computes something. Inside a node it is FP32, as in the matrix units of a GPU.
+Run it with onnxruntime's optimizations off: they would remove the rounding.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import onnx_ir as ir
 __all__ = ["emulate_half"]
 
 HALF, FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
-# These move numbers about and change none.
+# Operators that move numbers without changing them.
 _MOVES = {"Concat", "Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice", "Split", "Squeeze"}
 _MOVES |= {"Transpose", "Unsqueeze", "Where"}
 
 
 def emulate_half(model: bytes) -> ir.Model:
-    """The serialized FP16 `model` in FP32 with rounding. Its output, too, is FP32."""
-    typed = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(model))  # no value may be overlooked
+    """The serialized FP16 `model` in FP32 with rounding. Its output is FP32 as well."""
+    typed = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(model))  # so that all types are known
     emulated = ir.from_proto(typed)
     graph = emulated.graph
     for value in graph.initializers.values():

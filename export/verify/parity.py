@@ -1,18 +1,18 @@
-"""The parity certificate: vectors of an artifact, or of a graph on its own, against those of the eager reference."""
+"""The parity certificate: vectors of an artifact or of a graph, compared with the reference's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sbert_infer._util.cores import usable_cores
-from sbert_infer.engine import Engine
 from sbert_infer.errors import EngineError, ParityError
 from sbert_infer.export.reference.encoder import Reference
 from sbert_infer.export.verify.candidate import Candidate, EngineCandidate
@@ -23,13 +23,13 @@ __all__ = [
     "MIN_COSINE",
     "Certificate",
     "Expected",
-    "cannot_run",
     "certify",
     "compare",
     "cosine",
     "expect",
     "in_batches",
     "mixed_batches",
+    "refusing_failures",
 ]
 
 Vectors = npt.NDArray[np.float32]
@@ -38,10 +38,10 @@ Item = TypeVar("Item")  # a text, or a pair of texts
 MIN_COSINE = {"fp32": 0.9999, "fp16": 0.999, "int8": 0.98}  # by precision
 _NEIGHBOURS = 10
 _MIXED = 8  # texts of different lengths in a batch
-_SPAN = 64  # texts, sorted by length, from all over which a mixed batch is taken
-_MIXED_CHARACTERS = 32_768  # of a mixed batch with its padding: the memory of attention may grow with their square
+_SPAN = 64  # texts, neighbours by length, that a mixed batch is drawn from
+_MIXED_CHARACTERS = 32_768  # of a mixed batch with its padding: attention's memory may grow with their square
 _SHOWN = 3  # worst texts in the error
-_WITH_PROMPT = 20  # texts that are also tried with each prompt
+_WITH_PROMPT = 20  # texts that are also compared with each prompt
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,6 @@ class Certificate:
     top10_overlap: float  # share of each text's ten nearest neighbours that stay the same
     threshold: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """For the manifest."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Expected:
@@ -68,32 +64,27 @@ class Expected:
 
     texts: Sequence[str]
     vectors: Vectors
-    prompted: tuple[tuple[str, Sequence[str], Vectors], ...]  # prompt, some of the texts, their vectors with it
+    prompted: tuple[tuple[str, Sequence[str], Vectors], ...]  # prompt, some of the texts, their vectors
     max_length: int
 
 
 def certify(
     path: Path,
-    reference: Reference,
-    texts: Sequence[str],
+    expected: Expected,
     threshold: float,
     progress: Callable[[int], object] = lambda count: None,
 ) -> Certificate:
-    """Compare the artifact at `path` with `reference` on `texts`, alone and in mixed batches.
+    """Compare the artifact at `path` with the reference's vectors, alone and in mixed batches.
 
     Raises `ParityError`, with the worst texts, if a cosine is below `threshold` or a number is not
     finite.
     """
-    expected = expect(reference, texts)
-    try:
-        with Engine(path, on_truncate="ignore", workers=1) as engine:
-            return compare(EngineCandidate(engine), expected, threshold, progress)
-    except EngineError as error:
-        raise cannot_run(error) from error
+    with refusing_failures(), closing(EngineCandidate(path, workers=1)) as candidate:
+        return compare(candidate, expected, threshold, progress)
 
 
 def expect(reference: Reference, texts: Sequence[str]) -> Expected:
-    """Encode `texts` with the reference; once, if several candidates are to be compared with it."""
+    """Encode `texts` with the reference, once for all candidates that are compared with it."""
     vectors = reference.encode(texts)
     _check_finite(vectors, texts)
     some = texts[:: max(1, len(texts) // _WITH_PROMPT)]
@@ -108,14 +99,15 @@ def compare(
     threshold: float,
     progress: Callable[[int], object] = lambda count: None,
 ) -> Certificate:
-    """Let `candidate` encode each text alone, in mixed batches and with each prompt. Raises as `certify` does."""
+    """Let `candidate` encode each text alone, in mixed batches and with each prompt.
+
+    Raises as `certify` does.
+    """
     texts, vectors = expected.texts, expected.vectors
-    try:
+    with refusing_failures():
         alone = in_batches(candidate.encode, texts, [[row] for row in range(len(texts))], progress)
         mixed = in_batches(candidate.run_together, texts, mixed_batches(texts), progress)
         prompted = [(some, right, candidate.encode(some, prompt)) for prompt, some, right in expected.prompted]
-    except EngineError as error:
-        raise cannot_run(error) from error
     pairs = [(texts, vectors, alone), (texts, vectors, mixed), *prompted]
     cosines = np.concatenate([cosine(a, b) for _, a, b in pairs])
     certificate = Certificate(
@@ -134,9 +126,13 @@ def compare(
     return certificate
 
 
-def cannot_run(error: EngineError) -> ParityError:
-    """What to raise when a candidate fails."""
-    return ParityError(f"the converted model can't run: {error}; nothing was written")
+@contextmanager
+def refusing_failures() -> Iterator[None]:
+    """Raise `ParityError` where a candidate fails."""
+    try:
+        yield
+    except EngineError as error:
+        raise ParityError(f"the converted model can't run: {error}; nothing was written") from error
 
 
 def _check_finite(vectors: Vectors, texts: Sequence[str]) -> None:
@@ -155,7 +151,7 @@ def in_batches(
     batches: Sequence[Sequence[int]],
     progress: Callable[[int], object],
 ) -> Vectors:
-    """The vectors of `texts`, each of `batches` by a call of its own, several calls at once."""
+    """The vectors of `texts`, with one call of `encode` for each batch, several calls at once."""
     vectors: dict[int, Vectors] = {}
     with ThreadPoolExecutor(usable_cores()) as pool:
         encoded = pool.map(lambda rows: encode([texts[row] for row in rows]), batches)
@@ -166,9 +162,9 @@ def in_batches(
 
 
 def mixed_batches(texts: Sequence[str]) -> list[list[int]]:
-    """Batches of different lengths: neighbours by length shuffled within a span, and one of extremes.
+    """Batches of different lengths, each drawn from a span of neighbours, and one of extremes.
 
-    Of long texts there are fewer in a batch, but never one alone.
+    Batches of long texts are smaller, but never of one text alone.
     """
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
     stride = _SPAN // _MIXED
@@ -178,7 +174,7 @@ def mixed_batches(texts: Sequence[str]) -> list[list[int]]:
 
 
 def _parts(batch: list[int], texts: Sequence[str]) -> list[list[int]]:
-    """Halves of halves of `batch`, short texts and long ones in each, until each is small enough."""
+    """Halve `batch`, with short and long texts in each half, until every part is small enough."""
     longest = max(len(texts[row]) for row in batch)
     if len(batch) <= 3 or len(batch) * longest <= _MIXED_CHARACTERS:
         return [batch]
@@ -186,7 +182,7 @@ def _parts(batch: list[int], texts: Sequence[str]) -> list[list[int]]:
 
 
 def cosine(a: Vectors, b: Vectors) -> npt.NDArray[np.float64]:
-    """Row by row."""
+    """The cosine of each row of `a` to the same row of `b`."""
     x, y = a.astype(np.float64), b.astype(np.float64)
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     cosines: npt.NDArray[np.float64] = (x * y).sum(1) / np.maximum(norms, 1e-12)
@@ -194,7 +190,7 @@ def cosine(a: Vectors, b: Vectors) -> npt.NDArray[np.float64]:
 
 
 def _overlap(a: Vectors, b: Vectors) -> float:
-    """The mean share of common neighbours. Texts with equal vectors make ties, so only distinct ones count."""
+    """Mean share of common neighbours, among distinct vectors only, since equal ones make ties."""
     _, rows = np.unique(a.round(4), axis=0, return_index=True)
     nearest = [np.argsort(-_similarities(x[rows]), axis=1)[:, :_NEIGHBOURS] for x in (a, b)]
     shared = [len(set(x) & set(y)) / len(x) for x, y in zip(*nearest, strict=True)]

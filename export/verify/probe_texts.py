@@ -1,4 +1,4 @@
-"""Texts to probe a model with: every length it takes, several languages and subjects, and what trips tokenizers."""
+"""Texts to probe a model with: all lengths, many languages and subjects, and odd characters."""
 
 from __future__ import annotations
 
@@ -117,11 +117,11 @@ ODD = (
 EVERY_LENGTH_TO = 256
 STEPS_BEYOND = 64
 EVEN_STEPS_TO = 512
-MAX_PROBE_LENGTH = 8192  # texts of tens of thousands of tokens would take hours, and find nothing that these do not
+MAX_PROBE_LENGTH = 8192  # texts of tens of thousands of tokens would take hours and find nothing more
 
 
 def lengths_to_probe(shortest: int, longest: int) -> list[int]:
-    """Every length up to 256 tokens, 64 evenly spaced ones up to 512, then each double, and the limit itself."""
+    """Every length up to 256 tokens, 64 even steps up to 512, then powers of two and the limit."""
     lengths = set(range(shortest, min(longest, EVERY_LENGTH_TO) + 1))
     if longest > EVERY_LENGTH_TO:
         span = min(longest, EVEN_STEPS_TO) - EVERY_LENGTH_TO
@@ -134,11 +134,12 @@ def lengths_to_probe(shortest: int, longest: int) -> list[int]:
 
 
 def probe_texts(count_tokens: Callable[[Sequence[str]], list[int]], max_length: int) -> list[str]:
-    """A text of each length to probe up to `max_length`, one that is longer, the odd ones and the plain ones.
+    """A text of each length to probe up to `max_length`, a longer one, odd ones and plain ones.
 
     `count_tokens` gives the number of tokens of each text, special ones included, without
     truncation.
     """
+    max_length = min(max_length, MAX_PROBE_LENGTH)
     shortest = count_tokens(["a"])[0]
     fillers = _one_token_words(count_tokens)
     lengths = lengths_to_probe(shortest, max_length)
@@ -156,7 +157,7 @@ def _one_token_words(count_tokens: Callable[[Sequence[str]], list[int]]) -> list
 
 
 def _text_of(length: int, seed: int, fillers: list[str], count_tokens: Callable[[Sequence[str]], list[int]]) -> str:
-    """Whole sentences in an order of its own, then single words, until the text has `length` tokens."""
+    """Sentences in an order chosen by `seed`, then single words, up to `length` tokens."""
     text, tokens = "", 0
     for step in range(len(SENTENCES)):
         longer = f"{text} {SENTENCES[(seed + step * 7) % len(SENTENCES)]}".strip()
@@ -164,7 +165,7 @@ def _text_of(length: int, seed: int, fillers: list[str], count_tokens: Callable[
         if count > length:
             break
         text, tokens = longer, count
-    if not text:  # a word at the very start may take another number of tokens than one behind a space
+    if not text:  # the first word may take another number of tokens than one after a space
         text, tokens = "a", count_tokens(["a"])[0]
     words = [fillers[(seed + step) % len(fillers)] for step in range(length - tokens)]
     return " ".join([text, *words]).strip()

@@ -1,4 +1,4 @@
-"""What to export: options of `make_checkpoint` for each family, between them every pooling mode, module and setting."""
+"""Options of `make_checkpoint` by family, which together cover all modules and settings."""
 
 from __future__ import annotations
 

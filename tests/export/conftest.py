@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.reference.encoder import load_reference
 from tests.export.precision.half import Half
 from tests.models.exports import use_graphs
@@ -18,7 +18,7 @@ from tests.models.exports import use_graphs
 
 @pytest.fixture
 def traced(graph_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[], ir.Model]:
-    """Lets exports of the plain small BERT start from its converted graph, be it portable or not."""
+    """Let exports of the plain small BERT start from its converted graph, portable or not."""
     use_graphs(monkeypatch, lambda kind: graph_of("bert", kind.replace("portable", "fused")))
     return lambda: ir.from_proto(onnx.load(graph_of("bert")))
 

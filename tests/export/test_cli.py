@@ -1,4 +1,4 @@
-"""`sbert-export` as people type it: what it prints, where it writes, and one line for whatever they got wrong."""
+"""`sbert-export` as people type it: output, files, and one line for every mistake."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from click.testing import CliRunner, Result
 from sbert_infer import Engine, __version__
 from sbert_infer.artifact import open_artifact
 from sbert_infer.export import exporter
-from sbert_infer.export.cli import _warn_plain, main
+from sbert_infer.export.cli import main
+from sbert_infer.export.families import sentence
 from sbert_infer.export.graph.fuse import count_fused
-from sbert_infer.export.reference.encoder import Reference
+from sbert_infer.export.precision.int8 import calibration_samples
+from sbert_infer.export.report import warnings
 from sbert_infer.export.verify.parity import certify
 from tests.models.checkpoints import TEXTS, edit_json
 
@@ -54,12 +56,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails the test if the work is begun before the request is checked."""
+    """Fail the test if the work starts before the request is checked."""
 
     def fail(*_: object, **__: object) -> None:
-        raise AssertionError("the work was begun")
+        raise AssertionError("the work was started")
 
-    monkeypatch.setattr("sbert_infer.export.checkpoint.reader.read_checkpoint", fail)
+    monkeypatch.setattr("sbert_infer.export.families.sentence.read_checkpoint", fail)
 
 
 def test_help() -> None:
@@ -99,7 +101,7 @@ def test_version() -> None:
 
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch, make_checkpoint: MakeCheckpoint) -> None:
-    for name in ("sbert_infer.export.exporter", "sbert_infer.export.checkpoint.reader"):
+    for name in ("sbert_infer.export.exporter", "sbert_infer.export.families.family"):
         monkeypatch.delitem(sys.modules, name)
         monkeypatch.delattr(name)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
@@ -162,7 +164,7 @@ class TestOutput:
             target.write_text("mine", encoding="utf-8")
             return certify(*arguments)
 
-        monkeypatch.setattr(exporter, "certify", slow)
+        monkeypatch.setattr(sentence, "certify", slow)
         assert "exists" in refused(make_checkpoint(), *SHORT, "--quiet")
         assert target.read_text(encoding="utf-8") == "mine"
 
@@ -186,13 +188,12 @@ class TestOutput:
 
     def test_calibration(self, folder: Path, make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[str] = []
-        batches = exporter._calibration_batches
 
-        def spy(reference: Reference, texts: list[str]) -> Any:
+        def spy(texts: list[str]) -> Any:
             seen.extend(texts)
-            return batches(reference, texts)
+            return calibration_samples(texts)
 
-        monkeypatch.setattr(exporter, "_calibration_batches", spy)
+        monkeypatch.setattr(sentence, "calibration_samples", spy)
         (folder / "texts.txt").write_text("\ufeffA first text.\n\n  \nund ein zweiter\n", encoding="utf-8")
         arguments = ("--int8", "--calibration", "texts.txt", "--min-cosine", "0.1")
         assert invoke(make_checkpoint(), *SHORT, *arguments).exit_code == 0
@@ -316,15 +317,11 @@ def test_the_real_command(folder: Path, make_checkpoint: MakeCheckpoint) -> None
     assert [file.name for file in folder.iterdir()] == ["tiny-albert.onnx"]
 
 
-def test_a_plain_transformer_is_said_to_be_one(
-    tmp_path: Path, export_checkpoint: MakeCheckpoint, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plain_transformer_is_a_warning(tmp_path: Path, export_checkpoint: MakeCheckpoint) -> None:
     manifest = open_artifact(export_checkpoint()).manifest
     (tmp_path / "modules.json").touch()
-    _warn_plain(tmp_path, manifest)
-    assert capsys.readouterr().err == ""
+    assert not list(warnings(str(tmp_path), manifest, portable=False))
     (tmp_path / "modules.json").unlink()
-    _warn_plain(tmp_path, manifest)
-    assert "no modules.json: taken as a plain transformer with mean pooling" in capsys.readouterr().err
-    _warn_plain(tmp_path, replace(manifest, kind="reranker"))
-    assert capsys.readouterr().err == ""
+    (warning,) = warnings(str(tmp_path), manifest, portable=False)
+    assert "no modules.json: taken as a plain transformer with mean pooling" in warning
+    assert not list(warnings(str(tmp_path), replace(manifest, kind="reranker"), portable=False))

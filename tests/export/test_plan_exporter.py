@@ -157,7 +157,7 @@ def test_nothing_is_written_if_the_vectors_differ(make_checkpoint: MakeCheckpoin
 def test_pooling_by_the_kernel(
     make_checkpoint: MakeCheckpoint, export_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_export, "to_half", to_half)  # in earnest: no other plan has this graph
+    monkeypatch.setattr(plan_export, "to_half", to_half)  # the real one: no other plan has this graph
     assert invoke(make_checkpoint(), *SHORT, "--target", "none", "--pooling", "kernel").exit_code == 0
     plan = open_plan(Path("tiny-bert.plan"))
     assert plan.pooling == "kernel"

@@ -1,4 +1,4 @@
-"""Writing an artifact: weights beside the model when large, and whatever happens midway, the old one stays whole."""
+"""Writing an artifact: external weights if large, and the old one intact if anything fails."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_link_stays_a_link(old: Path, large: bool, make_checkpoint: MakeCheckp
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """As if the disk were full once a file has `size` bytes."""
+    """Simulate a full disk: no file can grow beyond `size` bytes."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -174,28 +174,28 @@ def test_interrupted(old: Path, large: bool, make_checkpoint: MakeCheckpoint, mo
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sbert_infer.export.exporter.certify", interrupt)
+    monkeypatch.setattr("sbert_infer.export.families.sentence.certify", interrupt)
     result = CliRunner().invoke(main, [str(make_checkpoint()), "-o", str(old), "--max-length", "8", "--force", "-q"])
     assert result.exit_code == 1
     assert result.output.strip() == "Aborted!"
     assert contents(old.parent) == before
 
 
-# Runs the real command, but stops for good in front of a given function: then it is killed. Each
-# time in a process of its own, forked from one that has imported all there is to import, which
-# takes seconds.
+# Runs the real command, but hangs before a given function, where it is killed. Each run is forked
+# from a process that has imported everything, which takes seconds.
 DRIVER = """
 import json, os, sys, time
 import onnx, onnx_ir as ir
 from sbert_infer._util import files
-from sbert_infer.export import cli, exporter, write as save
+from sbert_infer.export import cli, write as save
+from sbert_infer.export.families import sentence
 
 def run(model, moment, limit, *arguments):
     traced = ir.from_proto(onnx.load(model))
-    exporter.convert = lambda *args, **options: traced
+    sentence.convert = lambda *args, **options: traced
     save.MAX_PROTOBUF_BYTES = limit
     owner, name = {
-        "verify": (exporter, "certify"),
+        "verify": (sentence, "certify"),
         "write": (save, "_write_metadata"),
         "commit": (files.StagedFile, "commit"),
     }[moment]
@@ -263,7 +263,7 @@ def test_what_a_killed_export_of_a_large_model_leaves_goes_with_the_next(
     kill_at(moment, target, 1000)
     assert {path.name: path.read_bytes() for path in (target, data)} == before
     Engine(target).close()
-    assert len(list(tmp_path.iterdir())) > 2  # a folder beside it, and in the worst moment the new weights
+    assert len(list(tmp_path.iterdir())) > 2  # a folder beside it, and at worst the new weights
     export(make_checkpoint(), target, AGAIN)
     assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "model.onnx.2.data"}
     Engine(target).close()

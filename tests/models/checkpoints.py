@@ -1,10 +1,10 @@
-"""Small random checkpoints of every family, saved by sentence-transformers itself or rewritten to its old layout."""
+"""Small random checkpoints of every family, saved by sentence-transformers in its layouts."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,12 @@ def write_checkpoint(
     seed: int = 0,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write one into `folder` and return it. `pooling` and `dense` are spelled as sentence-transformers does.
+    """Write a checkpoint into `folder` and return `folder`.
 
-    `layer_pooling` is the first layer of a WeightedLayerPooling; each of `dense` holds the
-    arguments of one Dense, less `in_features`, and with `activation_function` as a name in
-    `torch.nn`. `lower_case` is `do_lower_case`; `config` overrides values of the transformer's
-    config.json.
+    `pooling` and `dense` use the names of sentence-transformers: each of `dense` holds the
+    arguments of one Dense without `in_features`, and with `activation_function` as a name in
+    `torch.nn`. `layer_pooling` is the first layer of a WeightedLayerPooling. `lower_case` is
+    `do_lower_case`; `config` overrides values of the transformer's config.json.
     """
     write_transformer(
         folder,
@@ -74,20 +74,17 @@ def write_checkpoint(
         seed=seed,
         config=config,
     )
-    modules: list[nn.Module] = [Transformer(str(folder))]
+    modules: list[nn.Module] = []
     if layer_pooling is not None:
         modules.append(WeightedLayerPooling(WIDTH, num_hidden_layers=LAYERS, layer_start=layer_pooling))
     modules.append(Pooling(WIDTH, pooling_mode=list(pooling), include_prompt=include_prompt))
-    width = WIDTH * len(pooling)
-    for arguments in dense:
-        activation = getattr(nn, arguments.get("activation_function", "Tanh"))()
-        modules.append(Dense(width, **{**arguments, "activation_function": activation}))
-        width = arguments["out_features"]
+    modules += _dense(dense, WIDTH * len(pooling))
+    width = dense[-1]["out_features"] if dense else WIDTH * len(pooling)
     modules += [LayerNorm(width)] * layer_norm + [Normalize()] * normalize
-    for module in modules[1:]:
+    for module in modules:
         randomize(module, seed + 1)
     model = SentenceTransformer(
-        modules=modules,
+        modules=[Transformer(str(folder)), *modules],
         prompts=prompts,
         default_prompt_name=default_prompt_name,
         similarity_fn_name=similarity,
@@ -103,8 +100,16 @@ def write_checkpoint(
     return folder
 
 
+def _dense(layers: Sequence[Mapping[str, Any]], width: int) -> Iterator[nn.Module]:
+    """The Dense modules, the first of which takes vectors of `width`."""
+    for arguments in layers:
+        activation = getattr(nn, arguments.get("activation_function", "Tanh"))()
+        yield Dense(width, **{**arguments, "activation_function": activation})
+        width = arguments["out_features"]
+
+
 def to_old_layout(folder: Path, max_length: int) -> None:
-    """Rewrite a checkpoint as sentence-transformers 2 saved it: old types, old keys, `.bin` weights."""
+    """Rewrite a checkpoint in the layout of sentence-transformers 2: old names, `.bin` weights."""
     entries = _json(folder / "modules.json")
     for entry in entries:
         entry["type"] = f"sentence_transformers.models.{entry['type'].rpartition('.')[2]}"

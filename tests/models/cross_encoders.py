@@ -1,4 +1,4 @@
-"""Small random cross-encoders, saved by sentence-transformers itself or rewritten to its older layouts."""
+"""Small random cross-encoders, saved by sentence-transformers in its layouts."""
 
 from __future__ import annotations
 

@@ -11,8 +11,9 @@ import pytest
 
 from sbert_infer.export import exporter
 from sbert_infer.export import plan_exporter as plan_export
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions
+from sbert_infer.export.families import sentence
 from sbert_infer.export.graph.trace import convert
 from sbert_infer.export.precision.fp16 import to_half
 from sbert_infer.export.reference.encoder import load_reference
@@ -21,14 +22,14 @@ __all__ = ["export_graph", "use_graphs", "write_graph"]
 
 
 def write_graph(checkpoint: Path, kind: str, target: Path) -> None:
-    """Convert `checkpoint` to a graph that is "fused", "portable" or "half", and write it to `target`."""
+    """Convert `checkpoint` to a "fused", "portable" or "half" graph, and write it to `target`."""
     reference = load_reference(read_checkpoint(checkpoint))
     model = to_half(reference) if kind == "half" else convert(reference, portable=kind == "portable")
     target.write_bytes(ir.to_proto(model).SerializeToString())
 
 
 def use_graphs(patch: pytest.MonkeyPatch, graph: Callable[[str], Path]) -> None:
-    """Let exports take what they would convert a checkpoint to from `graph(kind)`, a file of `write_graph`."""
+    """Let exports read `graph(kind)`, a file of `write_graph`, instead of converting."""
 
     def load(kind: str) -> ir.Model:
         return ir.from_proto(onnx.load(graph(kind)))
@@ -36,8 +37,7 @@ def use_graphs(patch: pytest.MonkeyPatch, graph: Callable[[str], Path]) -> None:
     def converted(*_: object, portable: bool = False, **__: object) -> ir.Model:
         return load("portable" if portable else "fused")
 
-    for module in (exporter, plan_export):
-        patch.setattr(module, "convert", converted)
+    patch.setattr(sentence, "convert", converted)
     patch.setattr(plan_export, "to_half", lambda *_, **__: load("half"))
 
 

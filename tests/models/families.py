@@ -1,4 +1,4 @@
-"""Small random transformers of every architecture, each with the kind of tokenizer that it comes with."""
+"""Small random transformers of every architecture, each with its usual kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ALBERT = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 _CAMEMBERT = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>", "<mask>")
 _QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _GEMMA = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>")
-_AFTER_PAD = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}  # positions start behind the padding token's id
+_AFTER_PAD = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}  # positions start after the padding token's id
 _BERT_IDS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
 _GROUPED = {"num_key_value_heads": 2, "head_dim": 16}  # and heads that together are wider than the model
 
@@ -131,7 +131,7 @@ def write_transformer(
     seed: int = 0,
     config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Save the transformer `name` and its tokenizer. `config` overrides values of its config.json."""
+    """Save transformer `name` and its tokenizer; `config` overrides values of config.json."""
     family = _BUILD[name]
     tokenizer = _tokenizer(family, max_length, padding_side)
     after_pad = 2 if family.config.get("pad_token_id") == 1 and name != "gte" else 0

@@ -28,7 +28,7 @@ def tokens(path: Path, texts: Sequence[str]) -> dict[str, Array]:
 
 
 def open_session(model: Path | onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """As anybody would open it."""
+    """Open the artifact with plain onnxruntime."""
     content = str(model) if isinstance(model, Path) else model.SerializeToString()
     return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
@@ -45,7 +45,7 @@ def constants(model: onnx.ModelProto) -> dict[str, Array]:
 
 
 def nodes(model: onnx.ModelProto, *op_types: str) -> list[onnx.NodeProto]:
-    """The graph's nodes of these types, where it has two branches those of the second."""
+    """The graph's nodes of these types; of a branch with two sides, those of the second."""
     return [node for node in _flat(model.graph) if node.op_type in op_types]
 
 
@@ -56,14 +56,14 @@ def _flat(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def cosine(a: Array, b: Array) -> Array:
-    """Row by row."""
+    """The cosine of each row."""
     x, y = a.astype(np.float64), b.astype(np.float64)
     result: Array = (x * y).sum(1) / (np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1))
     return result
 
 
 def assert_close(vectors: Array, expected: Array, atol: float) -> None:
-    """Equal to within `atol`, had the longest of the vectors a length of 1.
+    """Assert equality within `atol`, relative to the longest vector.
 
     How the last bits of a sum fall depends on the processor, and they grow with the numbers.
     """

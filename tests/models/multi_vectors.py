@@ -1,4 +1,4 @@
-"""Small random multi-vector encoders, saved by sentence-transformers itself or rewritten to the layout of PyLate."""
+"""Small random multi-vector encoders, in the layouts of sentence-transformers and PyLate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 
 from sbert_infer.export.exporter import export
-from sbert_infer.export.families.multi_vector import family as multi_vector_export
+from sbert_infer.export.families import family
 from tests.models.checkpoints import ODD_TEXTS, TEXTS, edit_json
 from tests.models.families import MAX_LENGTH, WIDTH, randomize, write_transformer
 
@@ -59,7 +59,7 @@ def write_multi_vector(
     seed: int = 0,
     **settings: Any,
 ) -> Path:
-    """Write one into `folder` and return it. `settings` and `mask` are those of sentence-transformers' modules."""
+    """Write one into `folder` and return it, with sentence-transformers' `settings` and `mask`."""
     write_transformer(folder, family, max_length=max_length, seed=seed)
     modules: list[nn.Module] = [Transformer(str(folder), **settings)]
     width = WIDTH
@@ -77,7 +77,7 @@ def write_multi_vector(
 
 
 def write_pylate(folder: Path, *, model_type: str | None = "ColBERT", **keys: Any) -> Path:
-    """Write one as PyLate does, with `keys` of its own. Its marks are tokens that the tokenizer does not find."""
+    """Write one as PyLate does, with its `keys`. The tokenizer does not find its marks."""
     write_multi_vector(folder, normalize=False)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(list(MARKS.values()))
@@ -113,7 +113,7 @@ def write_stanford(folder: Path, family: str = "bert", metadata: Mapping[str, An
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Threads that share so small a model spend their time waiting for each other."""
+    """Use one thread: several would wait for each other on so small a model."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -121,13 +121,13 @@ def one_thread() -> Iterator[None]:
 
 
 def export_multi_vector(once: Callable[..., Path], **settings: Any) -> tuple[Path, Path]:
-    """A checkpoint of `write_multi_vector` and its artifact, verified with fewer texts. Shared: change only a copy."""
+    """A checkpoint of `write_multi_vector` and its artifact. Shared: change only a copy."""
     key = repr(("multi vector", sorted(settings.items())))
     folder = once(key, "colbert", lambda target: write_multi_vector(target, **settings))
 
     def write(target: Path) -> None:
         with pytest.MonkeyPatch.context() as patch, one_thread():
-            patch.setattr(multi_vector_export, "probe_texts", lambda *_: ALL_TEXTS)
+            patch.setattr(family, "probe_texts", lambda *_: ALL_TEXTS)
             export(folder, target)
 
     return folder, once(key, "colbert.onnx", write)

@@ -41,13 +41,13 @@ def write_splade(
     max_length: int = 64,
     **options: Any,
 ) -> Path:
-    """A SPLADE model: a masked language model and SpladePooling. `options` are those of `SparseEncoder`."""
+    """A SPLADE model: masked language model and SpladePooling, with options of `SparseEncoder`."""
     modules = _splade(folder, family, strategy, activation, seed, max_length)
     return _save(folder, modules, **options)
 
 
 def write_csr(folder: Path, *, k: int = 6, normalize: bool = False, **options: Any) -> Path:
-    """A dense encoder with a sparse autoencoder behind it."""
+    """A dense encoder followed by a sparse autoencoder."""
     write_transformer(folder, "bert", config=_SMALL)
     encoder = SparseAutoEncoder(WIDTH, hidden_dim=3 * WIDTH, k=k, k_aux=8, normalize=normalize)
     randomize(encoder, 1)
@@ -100,14 +100,14 @@ def splade_onnx(once: Callable[..., Path], *, int8: bool = False) -> Path:
 
     source = splade_checkpoint(once)
     graph = once("splade graph", "graph.onnx", write_sliced)
-    # The rounding of a few random weights says nothing of a trained model's.
+    # Rounding a few random weights says nothing about a trained model.
     options = ExportOptions(int8=int8, min_cosine=0.9 if int8 else None)
     key = f"splade artifact {int8}"
     return once(key, "splade.onnx", lambda target: export_graph(source, target, options, lambda kind: graph))
 
 
 def assert_same(found: Any, right: np.ndarray[Any, Any]) -> None:
-    """A CSR matrix against dense vectors: the same dimensions are active, but for those as good as zero."""
+    """A CSR matrix against dense vectors: the same dimensions are active, except near zero."""
     assert found.format == "csr"
     assert found.dtype == np.float32
     assert found.has_sorted_indices

@@ -1,4 +1,4 @@
-"""Small encoders as ONNX, in the form that plans hold: standard operators, FP16 products, FP32 pooling."""
+"""Small encoders as in plans: standard operators, FP16 products, FP32 pooling."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def small_encoder(
 
 
 def _attention(graph: _Graph, hidden: str) -> str:
-    """Tokens that the mask leaves out are seen by nobody."""
+    """Attention without the masked tokens."""
     query, key, value = (
         graph.add("MatMul", [hidden, graph.weight(f"{name}_weight", DIM, DIM)], name)
         for name in ("query", "key", "value")

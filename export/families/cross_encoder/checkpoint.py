@@ -1,4 +1,4 @@
-"""A trained cross-encoder: recognised, read from a folder or the hub, validated as a whole.
+"""Recognise a trained cross-encoder, read it from a folder or the hub, and validate all of it.
 
 sentence-transformers has saved its `CrossEncoder` in three layouts: the model alone, with the
 activation function as `sbert_ce_default_activation_function` in config.json (before 4), as
@@ -9,7 +9,6 @@ transformers for sequence classification, with the activation that `CrossEncoder
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from typing import Any
 from sbert_infer.errors import CheckpointError
 from sbert_infer.export.checkpoint.checkpoint import Checkpoint, checkpoint_name
 from sbert_infer.export.checkpoint.hub import locate, weight_files
-from sbert_infer.export.checkpoint.modules import Problems, read_json, unknown_keys
+from sbert_infer.export.checkpoint.modules import Problems, peek_json, read_json, unknown_keys
 from sbert_infer.export.checkpoint.modules_json import read_entries
-from sbert_infer.export.checkpoint.settings import TransformerSettings, read_transformer_settings
+from sbert_infer.export.checkpoint.settings import TransformerSettings, read_prompts, read_transformer_settings
 from sbert_infer.export.checkpoint.transformer import length_limit, read_config, read_tokenizer
 
 __all__ = ["CrossEncoderCheckpoint", "is_cross_encoder", "read_cross_encoder"]
@@ -35,9 +34,9 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class CrossEncoderCheckpoint:
-    """What a cross-encoder's checkpoint says, in one spelling."""
+    """The content of a cross-encoder's checkpoint, the same for all layouts."""
 
-    checkpoint: Checkpoint  # of the model, which has no modules behind it
+    checkpoint: Checkpoint  # of the model, which no modules follow
     activation: str  # identity or sigmoid
     labels: tuple[str, ...]
 
@@ -49,12 +48,11 @@ class _Settings:
     activation: str | None = None  # dotted path
 
 
-def is_cross_encoder(source: str | Path, *, trust_remote_code: bool = False) -> bool:
-    """Whether the checkpoint is a cross-encoder. One that can't be read is not: others say what is wrong with it."""
-    path = locate(str(source), trust_remote_code)
+def is_cross_encoder(path: Path) -> bool:
+    """Whether the folder `path` holds a readable cross-encoder."""
     if (path / "modules.json").is_file():
-        return bool(_peek(path / _SETTINGS).get("model_type") == "CrossEncoder")
-    architectures = _peek(path / "config.json").get("architectures")
+        return bool(peek_json(path / _SETTINGS).get("model_type") == "CrossEncoder")
+    architectures = peek_json(path / "config.json").get("architectures")
     return isinstance(architectures, list) and any(str(name).endswith(_SUFFIX) for name in architectures)
 
 
@@ -100,17 +98,8 @@ def read_cross_encoder(
     return CrossEncoderCheckpoint(checkpoint, activation, labels)
 
 
-def _peek(file: Path) -> dict[str, Any]:
-    """A JSON file's object, empty if there is none."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def _module_folder(path: Path, problems: Problems) -> str:
-    """The folder of the one module, the transformer."""
+    """The folder of the only module, the transformer."""
     items = read_json(path / "modules.json", "modules.json", problems, list)
     kinds = [str(item.get("type")).rpartition(".")[2] if isinstance(item, dict) else "?" for item in items]
     for kind in kinds[1:]:
@@ -123,7 +112,7 @@ def _module_folder(path: Path, problems: Problems) -> str:
 
 
 def _read_transformer_settings(folder: Path, root: Path, own: bool, problems: Problems) -> TransformerSettings:
-    """None without modules.json, and none of a module that was refused."""
+    """The transformer's settings; defaults without modules.json, and after a refused module."""
     if not own or problems:
         return TransformerSettings()
     return read_transformer_settings(folder, root, problems, task="sequence-classification")
@@ -133,20 +122,12 @@ def _read_settings(file: Path, problems: Problems) -> _Settings:
     config = read_json(file, file.name, problems)
     known = ("prompts", "default_prompt_name", "model_type", "activation_fn", "keep_in_fp32_modules")
     unknown_keys(config, (*known, "__version__", "requirements"), file.name, problems)
-    prompts = {str(name): "" if text is None else text for name, text in (config.get("prompts") or {}).items()}
-    problems += [
-        f"{file.name}: prompt '{name}' must be a string, not {text!r}"
-        for name, text in prompts.items()
-        if not isinstance(text, str)
-    ]
-    default = config.get("default_prompt_name")
-    if default is not None and default not in prompts:
-        problems.append(f"{file.name}: the default prompt {default!r} is not among the prompts ({', '.join(prompts)})")
-    return _Settings(prompts, default, config.get("activation_fn"))
+    prompts = read_prompts(config, file.name, problems, usual=())
+    return _Settings(prompts, config.get("default_prompt_name"), config.get("activation_fn"))
 
 
 def _activation(settings: _Settings, config: Any, problems: Problems) -> str:
-    """By its name alone: nothing that a checkpoint names is imported."""
+    """The activation, by its name alone: nothing that a checkpoint names is imported."""
     saved = getattr(config, "sentence_transformers", None)
     path = settings.activation
     if path is None and isinstance(saved, dict):

@@ -1,117 +1,119 @@
-"""`export` of a cross-encoder: the same five steps, for pairs of texts."""
+"""Cross-encoders: a score for each pair of texts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import onnx_ir as ir
 
 from sbert_infer.artifact.manifest import RERANKER, SCORES, Manifest
 from sbert_infer.errors import ExportError
-from sbert_infer.export.checkpoint.reader import draft_manifest, plain_tokenizer_json, token_counter
-from sbert_infer.export.families.cross_encoder.checkpoint import read_cross_encoder
-from sbert_infer.export.families.cross_encoder.parity import certify_scores, probe_pairs
+from sbert_infer.export.checkpoint.transformer import TokenCounter
+from sbert_infer.export.families.cross_encoder.checkpoint import (
+    CrossEncoderCheckpoint,
+    is_cross_encoder,
+    read_cross_encoder,
+)
+from sbert_infer.export.families.cross_encoder.parity import (
+    ExpectedScores,
+    ScoreCertificate,
+    certify_scores,
+    expect_scores,
+    probe_pairs,
+)
 from sbert_infer.export.families.cross_encoder.reference import PairReference, load_pair_reference
-from sbert_infer.export.graph.cpu_rewrites import tune
-from sbert_infer.export.graph.fuse import count_fused, fuse
-from sbert_infer.export.graph.operators import fused_operators, plain_operators
-from sbert_infer.export.graph.trace import quiet_tracer, tidy, trace
-from sbert_infer.export.options import ExportOptions, Step, refuse_sentence_options
-from sbert_infer.export.precision.int8 import Batch, calibration_samples, quantize
-from sbert_infer.export.verify.parity import MIN_COSINE
-from sbert_infer.export.write import check_free, stage
+from sbert_infer.export.families.family import Family
+from sbert_infer.export.graph.trace import build_graph
+from sbert_infer.export.options import ExportOptions
+from sbert_infer.export.precision.int8 import Batch, calibration_samples
 from sbert_infer.types import Pair
 
-__all__ = ["convert_pairs", "export_cross_encoder"]
+__all__ = ["CrossEncoder"]
 
-_EVERY = 2  # probe pairs to calibrate with, where the user gives none
-
-
-def export_cross_encoder(source: str | Path, target: Path, options: ExportOptions, step: Step) -> Manifest:
-    """Export the cross-encoder `source` to the ONNX model `target`, and return its manifest."""
-    refuse_sentence_options(options, "cross-encoder")
-    reference, tokenizer_json, pairs = _load(source, options, step)
-    with step("convert", "int8, fused" if options.int8 else "portable" if options.portable else "fused", 0):
-        model = convert_pairs(reference, portable=options.portable)
-        fused = count_fused(model, reference.layers, reference.gelu_layers)
-        draft = replace(_draft_manifest(reference, options), fusion=asdict(fused))
-        if options.int8:
-            quantize(model, _calibration_batches(reference, _split(options.calibration) or pairs[::_EVERY]))
-        elif not options.portable:
-            tune(model)
-    threshold = options.min_cosine or MIN_COSINE[options.precision]
-    with stage(model, draft, tokenizer_json, target) as artifact:
-        with step("verify", f"{len(pairs)} pairs against eager PyTorch", 2 * len(pairs)) as progress:
-            exact = not options.int8
-            certificate = certify_scores(artifact.path, reference, pairs, threshold, exact=exact, progress=progress)
-        with step("save", str(target), 0):
-            check_free(target, options.force)  # again: this took a while
-            return artifact.commit(replace(draft, parity=certificate.to_dict()))
+_EVERY = 2  # one of so many probes is used for calibration
 
 
-def convert_pairs(reference: PairReference, *, portable: bool = False) -> ir.Model:
-    """Convert `reference`: input_ids, attention_mask, and token_type_ids where it has them -> scores."""
-    with quiet_tracer():
-        with plain_operators(reference.encoder) if portable else fused_operators(reference.encoder):
-            model = trace(
-                reference,
-                reference.checkpoint,
-                prompt=False,
-                outputs=(SCORES,),
-                token_types=reference.token_types,
-            )
-        if not portable:
-            model = fuse(model)
-        model.graph.outputs[0].name = SCORES  # a fusion may have put another value in its place
-        return tidy(model)
+class CrossEncoder(Family):
+    """A cross-encoder."""
 
+    kind = "cross-encoder"
+    unit = "pairs"
+    reference: PairReference
+    probes: list[Pair]
 
-def _load(source: str | Path, options: ExportOptions, step: Step) -> tuple[PairReference, str, list[Pair]]:
-    """The reference, its tokenizer, and pairs to verify with."""
-    with step("load", str(source), 0):
-        cross_encoder = read_cross_encoder(
-            source, max_length=options.max_length, trust_remote_code=options.trust_remote_code
+    def __init__(self, cross_encoder: CrossEncoderCheckpoint, options: ExportOptions) -> None:
+        super().__init__(cross_encoder.checkpoint, options)
+        self.cross_encoder = cross_encoder
+
+    @classmethod
+    def recognises(cls, path: Path, route: str | None) -> bool:
+        """By its settings, or by an architecture for sequence classification."""
+        return is_cross_encoder(path)
+
+    @classmethod
+    def read(cls, source: str | Path, options: ExportOptions) -> CrossEncoder:
+        """Read one of sentence-transformers' three layouts, or a plain model of transformers."""
+        return cls(
+            read_cross_encoder(source, max_length=options.max_length, trust_remote_code=options.trust_remote_code),
+            options,
         )
-        reference = load_pair_reference(cross_encoder)
-    checkpoint, labels = cross_encoder.checkpoint, len(cross_encoder.labels)
-    what = f"{checkpoint.model_type} cross-encoder, {labels} label{'s' * (labels > 1)}, {cross_encoder.activation}"
-    with step("validate", f"{what}, {checkpoint.max_length} tokens", 0):
-        tokenizer_json = plain_tokenizer_json(reference.tokenizer)
-        return reference, tokenizer_json, probe_pairs(token_counter(tokenizer_json), checkpoint.max_length)
 
+    def load(self) -> None:
+        """Load the model for sequence classification."""
+        self.reference = load_pair_reference(self.cross_encoder)
 
-def _draft_manifest(reference: PairReference, options: ExportOptions) -> Manifest:
-    """All of the manifest but the parity certificate and the count of fused nodes."""
-    cross_encoder = reference.cross_encoder
-    return draft_manifest(
-        reference.checkpoint,
-        reference.tokenizer,
-        options,
-        dim=len(cross_encoder.labels),
-        pooling=(),
-        include_prompt=True,
-        normalized=False,
-        truncate_dim=None,
-        outputs=(SCORES,),
-        kind=RERANKER,
-        activation=cross_encoder.activation,
-        labels=cross_encoder.labels,
-        token_types=reference.token_types,
-    )
+    @property
+    def description(self) -> str:
+        """Architecture, labels, activation and length limit."""
+        labels, activation = len(self.cross_encoder.labels), self.cross_encoder.activation
+        what = f"{self.checkpoint.model_type} cross-encoder, {labels} label{'s' * (labels > 1)}, {activation}"
+        return f"{what}, {self.checkpoint.max_length} tokens"
+
+    def trace(self, *, portable: bool = False) -> ir.Model:
+        """Convert: input_ids, attention_mask, and token_type_ids if it has them -> scores."""
+        return build_graph(self.reference, (SCORES,), portable=portable, token_types=self.reference.token_types)
+
+    def calibration(self, texts: Sequence[str]) -> Iterator[Batch]:
+        """Batches of the user's tab-separated pairs, or of some of the probes."""
+        pairs = _split(texts) or self.probes[::_EVERY]
+        for some in calibration_samples(pairs, size=lambda pair: sum(map(len, pair))):
+            yield {name: values.numpy() for name, values in self.reference.tokenize(some).items()}
+
+    def certify(
+        self, path: Path, precision: str, threshold: float, progress: Callable[[int], object]
+    ) -> ScoreCertificate:
+        """Compare the scores before the activation."""
+        return certify_scores(path, self.expected, threshold, exact=precision == "fp32", progress=progress)
+
+    @cached_property
+    def expected(self) -> ExpectedScores:
+        """The reference's scores of the probes."""
+        return expect_scores(self.reference, self.probes)
+
+    def _make_probes(self, count_tokens: TokenCounter) -> list[Pair]:
+        return probe_pairs(count_tokens, self.checkpoint.max_length)
+
+    def _draft_manifest(self) -> Manifest:
+        return self.common_manifest(
+            dim=len(self.cross_encoder.labels),
+            pooling=(),
+            include_prompt=True,
+            normalized=False,
+            truncate_dim=None,
+            outputs=(SCORES,),
+            kind=RERANKER,
+            activation=self.cross_encoder.activation,
+            labels=self.cross_encoder.labels,
+            token_types=self.reference.token_types,
+        )
 
 
 def _split(lines: Sequence[str]) -> list[Pair]:
-    """Pairs of a file with a tab between the two texts of each line."""
+    """Pairs from lines with a tab between the two texts of each."""
     pairs = [tuple(line.split("\t")) for line in lines]
     for number, pair in enumerate(pairs, 1):
         if len(pair) != 2:
             raise ExportError(f"--calibration, text {number}: a cross-encoder needs two texts with a tab between them")
     return [(first, second) for first, second in pairs]
-
-
-def _calibration_batches(reference: PairReference, pairs: Sequence[Pair]) -> Iterator[Batch]:
-    for some in calibration_samples(pairs, size=lambda pair: sum(map(len, pair))):
-        batch = reference.tokenize(some)
-        yield {name: values.numpy() for name, values in batch.items()}

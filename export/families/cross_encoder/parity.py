@@ -1,23 +1,23 @@
-"""The parity certificate of a cross-encoder: scores of an artifact against those of the eager reference."""
+"""The parity certificate of a cross-encoder: an artifact's scores compared with the reference's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.errors import EngineError, ParityError
+from sbert_infer.errors import ParityError
 from sbert_infer.export.families.cross_encoder.reference import PairReference
-from sbert_infer.export.verify.parity import cannot_run, in_batches, mixed_batches
+from sbert_infer.export.verify.candidate import PairCandidate
+from sbert_infer.export.verify.parity import in_batches, mixed_batches, refusing_failures
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH, ODD, SENTENCES, probe_texts
-from sbert_infer.reranker import Reranker
 from sbert_infer.types import Pair
 
-__all__ = ["ScoreCertificate", "certify_scores", "probe_pairs"]
+__all__ = ["ExpectedScores", "ScoreCertificate", "certify_scores", "expect_scores", "probe_pairs"]
 
 Scores = npt.NDArray[np.float32]
 
@@ -33,15 +33,20 @@ class ScoreCertificate:
     pairs: int
     max_length: int  # tokens of the longest pair compared
     max_abs: float
-    spread: float  # standard deviation of the reference's scores: what `max_abs` is to be seen against
+    spread: float  # standard deviation of the reference's scores, to compare `max_abs` with
     batch_max_abs: float  # the same pair alone and among pairs of other lengths
     correlation: float  # lowest over the labels
     rank_agreement: float  # share of couples of pairs that are in the same order, lowest over the labels
     threshold: float  # of the correlation
 
-    def to_dict(self) -> dict[str, Any]:
-        """For the manifest."""
-        return asdict(self)
+
+@dataclass(frozen=True)
+class ExpectedScores:
+    """The reference's scores of pairs, [pairs, labels]."""
+
+    pairs: Sequence[Pair]
+    scores: Scores
+    max_length: int
 
 
 def probe_pairs(count_tokens: Callable[[Sequence[Pair]], list[int]], max_length: int) -> list[Pair]:
@@ -50,7 +55,7 @@ def probe_pairs(count_tokens: Callable[[Sequence[Pair]], list[int]], max_length:
     `count_tokens` gives the number of tokens of each pair, special ones included, without
     truncation.
     """
-    texts = probe_texts(lambda some: count_tokens([(_QUERY, text) for text in some]), min(max_length, MAX_PROBE_LENGTH))
+    texts = probe_texts(lambda some: count_tokens([(_QUERY, text) for text in some]), max_length)
     longest = max(texts, key=len)
     follow = list(zip(SENTENCES, [*SENTENCES[1:], SENTENCES[0]], strict=True))
     odd = [(text, SENTENCES[index]) for index, text in enumerate(ODD)]
@@ -59,44 +64,48 @@ def probe_pairs(count_tokens: Callable[[Sequence[Pair]], list[int]], max_length:
     return [*((_QUERY, text) for text in texts), *follow, *odd, *same, *long]
 
 
+def expect_scores(reference: PairReference, pairs: Sequence[Pair]) -> ExpectedScores:
+    """Score `pairs` with the reference, once for all artifacts that are compared with it."""
+    scores = reference.score(pairs)
+    if not np.isfinite(scores).all():
+        raise ParityError("the checkpoint itself, in PyTorch, gives NaN or infinity; nothing was written")
+    return ExpectedScores(pairs, scores, min(reference.checkpoint.max_length, MAX_PROBE_LENGTH))
+
+
 def certify_scores(
     path: Path,
-    reference: PairReference,
-    pairs: Sequence[Pair],
+    expected: ExpectedScores,
     threshold: float,
     *,
     exact: bool,
     progress: Callable[[int], object] = lambda count: None,
 ) -> ScoreCertificate:
-    """Compare the artifact at `path` with `reference` on `pairs`, alone and in mixed batches.
+    """Compare the artifact at `path` with the reference's scores, alone and in mixed batches.
 
     Raises `ParityError`, with the worst pairs, if the correlation is below `threshold`, if a number
-    is not finite, or if the artifact is to be `exact`, as FP32 is, and a score is not.
+    is not finite, or if the artifact should be `exact`, as FP32 is, and a score is not.
     """
-    expected = reference.score(pairs)
-    if not np.isfinite(expected).all():
-        raise ParityError("the checkpoint itself, in PyTorch, gives NaN or infinity; nothing was written")
-    try:
-        with Reranker(path, on_truncate="ignore", workers=1) as engine:
-            alone = in_batches(engine.pipeline.run_together, pairs, [[row] for row in range(len(pairs))], progress)
-            batches = mixed_batches([first + second for first, second in pairs])
-            mixed = in_batches(engine.pipeline.run_together, pairs, batches, progress)
-    except EngineError as error:
-        raise cannot_run(error) from error
-    certificate = _compare(expected, alone, mixed, reference.checkpoint.max_length, threshold)
+    pairs = expected.pairs
+    with refusing_failures(), closing(PairCandidate(path)) as candidate:
+        alone = in_batches(candidate.run_together, pairs, [[row] for row in range(len(pairs))], progress)
+        batches = mixed_batches([first + second for first, second in pairs])
+        mixed = in_batches(candidate.run_together, pairs, batches, progress)
+    certificate = _compare(expected, alone, mixed, threshold)
     wrong = exact and not certificate.max_abs <= _MAX_ERROR * certificate.spread
     if wrong or not certificate.correlation >= threshold:
-        raise ParityError(_explain(certificate, np.abs(np.stack([alone, mixed]) - expected).max(axis=(0, 2)), pairs))
+        errors = np.abs(np.stack([alone, mixed]) - expected.scores).max(axis=(0, 2))
+        raise ParityError(_explain(certificate, errors, pairs))
     return certificate
 
 
-def _compare(expected: Scores, alone: Scores, mixed: Scores, max_length: int, threshold: float) -> ScoreCertificate:
-    labels = [(expected[:, label], found[:, label]) for found in (alone, mixed) for label in range(expected.shape[1])]
+def _compare(expected: ExpectedScores, alone: Scores, mixed: Scores, threshold: float) -> ScoreCertificate:
+    right = expected.scores
+    labels = [(right[:, label], found[:, label]) for found in (alone, mixed) for label in range(right.shape[1])]
     return ScoreCertificate(
-        pairs=len(expected),
-        max_length=min(max_length, MAX_PROBE_LENGTH),
-        max_abs=max(float(np.abs(found - expected).max()) for found in (alone, mixed)),
-        spread=float(expected.std(axis=0).mean()),
+        pairs=len(right),
+        max_length=expected.max_length,
+        max_abs=max(float(np.abs(found - right).max()) for found in (alone, mixed)),
+        spread=float(right.std(axis=0).mean()),
         batch_max_abs=float(np.abs(alone - mixed).max()),
         correlation=min(_correlation(a, b) for a, b in labels),
         rank_agreement=min(_rank_agreement(a, b) for a, b in labels),
@@ -105,14 +114,14 @@ def _compare(expected: Scores, alone: Scores, mixed: Scores, max_length: int, th
 
 
 def _correlation(a: Scores, b: Scores) -> float:
-    """Of two lists of numbers; of two that are constant and equal, 1."""
+    """The correlation of two lists of numbers; 1 if both are constant and equal."""
     x, y = a.astype(np.float64) - a.mean(), b.astype(np.float64) - b.mean()
     norm = float(np.linalg.norm(x) * np.linalg.norm(y))
     return float(x @ y) / norm if norm else float(np.array_equal(a, b))
 
 
 def _rank_agreement(a: Scores, b: Scores) -> float:
-    """The share of couples in the same order. Couples as good as equal in `a` have none."""
+    """The share of couples in the same order; couples nearly equal in `a` have no order."""
     difference = a[:, None] - a[None, :]
     ordered = difference > 1e-4 * (a.std() or 1.0)
     same = (b[:, None] - b[None, :])[ordered] > 0

@@ -1,14 +1,13 @@
-"""A trained multi-vector encoder (ColBERT and the like): recognised, read from a folder or the hub, validated.
+"""Recognise a multi-vector encoder (ColBERT and similar), read it, and validate all of it.
 
-Three layouts: that of sentence-transformers' `MultiVectorEncoder`, where the modules' files hold
-all settings; that of PyLate, where config_sentence_transformers.json does, and where the last two
-modules, which decide what counts and scale each vector to length 1, go without saying; and that of
-Stanford's code, for which see `stanford_colbert`.
+There are three layouts: that of sentence-transformers' `MultiVectorEncoder`, where the modules'
+files hold all settings; that of PyLate, where config_sentence_transformers.json does, and where the
+last two modules, which select the tokens that count and scale each vector to length 1, are implied;
+and that of Stanford's code, see `stanford_colbert`.
 """
 
 from __future__ import annotations
 
-import json
 import string
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from sbert_infer.export.checkpoint.modules import (
     ModuleSpec,
     NormalizeSpec,
     Problems,
+    peek_json,
     read_json,
     read_module,
     unknown_keys,
@@ -58,17 +58,17 @@ _EXPANDED_LENGTH = 32  # of PyLate's queries, if it is not set
 
 @dataclass(frozen=True)
 class MultiVectorCheckpoint:
-    """What a multi-vector encoder's checkpoint says, in one spelling."""
+    """The content of a multi-vector encoder's checkpoint, the same for all layouts."""
 
     checkpoint: Checkpoint  # its modules work on token vectors; its limit is that of the longest role
     dim: int
     roles: dict[str, Role]
-    prefixes: tuple[str, ...]  # marks before a text, each one token
+    prefixes: tuple[str, ...]  # marks before a text, of one token each
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """The whole model's, in any layout."""
+    """Settings of the whole model, in any layout."""
 
     prompts: dict[str, str]
     default_prompt_name: str | None
@@ -78,16 +78,10 @@ class _Settings:
     prefixes: tuple[str, ...]
 
 
-def is_multi_vector(source: str | Path, *, trust_remote_code: bool = False) -> bool:
-    """Whether the checkpoint is a multi-vector encoder. One that can't be read is not: others say what is wrong."""
-    path = locate(str(source), trust_remote_code)
-    if is_stanford(path):
-        return True
-    try:
-        config = json.loads((path / _SETTINGS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and (config.get("model_type") in (_NATIVE, _PYLATE) or "query_prefix" in config)
+def is_multi_vector(path: Path) -> bool:
+    """Whether the folder `path` holds a readable multi-vector encoder."""
+    config = peek_json(path / _SETTINGS)
+    return is_stanford(path) or config.get("model_type") in (_NATIVE, _PYLATE) or "query_prefix" in config
 
 
 def read_multi_vector(
@@ -148,7 +142,7 @@ def _read(path: Path, entries: list[Entry], transformer: TransformerSettings, pr
     known = ("prompts", "default_prompt_name", "similarity_fn_name", "model_type", "__version__", "requirements")
     unknown_keys(config, (*known, *(() if native else _PYLATE_KEYS)), file.name, problems)
     similarity = config.get("similarity_fn_name") or MULTI_SIMILARITIES[0]
-    if not native:  # PyLate spells it "MaxSim", or leaves the name of another that it does not use
+    if not native:  # PyLate writes "MaxSim", or the name of another similarity that it does not use
         similarity = MULTI_SIMILARITIES[0]
     if similarity not in MULTI_SIMILARITIES:
         problems.append(f"{file.name}: unknown similarity {similarity!r} (known: {', '.join(MULTI_SIMILARITIES)})")
@@ -158,7 +152,7 @@ def _read(path: Path, entries: list[Entry], transformer: TransformerSettings, pr
         if not isinstance(mark, str):
             problems.append(f"{file.name}: '{role}_prefix' must be a string, not {mark!r}")
             marks[role] = ""
-    for role, mark in marks.items():  # goes before the prompt, if that does not have it already
+    for role, mark in marks.items():  # put before the prompt, unless it is there already
         prompts[role] = mark + prompts.get(role, "").removeprefix(mark)
     modules = _read_modules(path, entries, problems)
     if native:
@@ -197,7 +191,7 @@ def _read_pylate_roles(pylate: dict[str, Any], saved: dict[str, Any], name: str,
 def _read_mask(
     path: Path, masks: list[Entry], expands: bool, problems: Problems
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The words that get no vector, and in texts of which roles."""
+    """The words that get no vector, and the roles in which they get none."""
     if not masks:
         if expands:
             problems.append(f"'query_expansion' is set, but no {_MASK} would let the expansion count")
@@ -219,7 +213,7 @@ def _read_mask(
 
 
 def _read_modules(path: Path, entries: list[Entry], problems: Problems) -> list[tuple[str, ModuleSpec]]:
-    """The modules behind the transformer, all of which work on the vectors of tokens."""
+    """The modules after the transformer, all of which work on token vectors."""
     modules: list[tuple[str, ModuleSpec]] = []
     for entry in entries[1:]:
         if entry.kind == _MASK or not entry.kind:

@@ -1,112 +1,116 @@
-"""`export` of a multi-vector encoder: the same five steps, for the vectors of tokens."""
+"""Multi-vector encoders (ColBERT and similar): a vector for each token, by role of the text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 
 import onnx_ir as ir
 
 from sbert_infer.artifact.manifest import MULTI_VECTOR, TOKENS, Manifest
 from sbert_infer.export.checkpoint.modules import NormalizeSpec
-from sbert_infer.export.checkpoint.reader import draft_manifest, plain_tokenizer_json, token_counter
-from sbert_infer.export.families.multi_vector.checkpoint import read_multi_vector
-from sbert_infer.export.families.multi_vector.parity import certify_multi_vector
+from sbert_infer.export.families.family import Family
+from sbert_infer.export.families.multi_vector.checkpoint import (
+    MultiVectorCheckpoint,
+    is_multi_vector,
+    read_multi_vector,
+)
+from sbert_infer.export.families.multi_vector.parity import (
+    ExpectedVectors,
+    MultiVectorCertificate,
+    certify_multi_vector,
+    expect_vectors,
+)
 from sbert_infer.export.families.multi_vector.reference import MultiVectorReference, load_multi_vector_reference
-from sbert_infer.export.graph.cpu_rewrites import tune
-from sbert_infer.export.graph.fuse import count_fused, fuse
-from sbert_infer.export.graph.operators import fused_operators, plain_operators
-from sbert_infer.export.graph.trace import quiet_tracer, tidy, trace
-from sbert_infer.export.options import ExportOptions, Step, refuse_sentence_options
-from sbert_infer.export.precision.int8 import Batch, calibration_samples, quantize
-from sbert_infer.export.verify.parity import MIN_COSINE
-from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH, SENTENCES, probe_texts
-from sbert_infer.export.write import check_free, stage
+from sbert_infer.export.graph.trace import build_graph
+from sbert_infer.export.options import ExportOptions
+from sbert_infer.export.precision.int8 import Batch, calibration_samples
+from sbert_infer.export.verify.probe_texts import SENTENCES
 
-__all__ = ["convert_multi_vector", "export_multi_vector"]
+__all__ = ["MultiVectorEncoder"]
 
-_EVERY = 8  # probe texts that join the sentences where the user gives no calibration texts
+_EVERY = 8  # one of so many probes is used for calibration
 
 
-def export_multi_vector(source: str | Path, target: Path, options: ExportOptions, step: Step) -> Manifest:
-    """Export the multi-vector encoder `source` to the ONNX model `target`, and return its manifest."""
-    refuse_sentence_options(options, "multi-vector encoder")
-    reference, tokenizer_json, texts = _load(source, options, step)
-    with step("convert", "int8, fused" if options.int8 else "portable" if options.portable else "fused", 0):
-        model = convert_multi_vector(reference, portable=options.portable)
-        fused = count_fused(model, reference.layers, reference.gelu_layers)
-        draft = replace(_draft_manifest(reference, options), fusion=asdict(fused))
-        if options.int8:
-            quantize(model, _calibration_batches(reference, options.calibration or [*SENTENCES, *texts[::_EVERY]]))
-        elif not options.portable:
-            tune(model)
-    threshold = options.min_cosine or MIN_COSINE[options.precision]
-    with stage(model, draft, tokenizer_json, target) as artifact:
-        with step("verify", f"{len(texts)} texts in each role against eager PyTorch", 2 * len(texts)) as progress:
-            certificate = certify_multi_vector(artifact.path, reference, texts, threshold, progress)
-        with step("save", str(target), 0):
-            check_free(target, options.force)  # again: this took a while
-            return artifact.commit(replace(draft, parity=certificate.to_dict()))
+class MultiVectorEncoder(Family):
+    """A multi-vector encoder."""
 
+    kind = "multi-vector encoder"
+    unit = "texts in each role"
+    reference: MultiVectorReference
+    probes: list[str]
 
-def convert_multi_vector(reference: MultiVectorReference, *, portable: bool = False) -> ir.Model:
-    """Convert `reference`: input_ids, attention_mask -> token_embeddings."""
-    with quiet_tracer():
-        with plain_operators(reference.encoder) if portable else _fused_operators(reference):
-            model = trace(reference, reference.checkpoint, prompt=False, outputs=(TOKENS,))
-        if not portable:
-            model = fuse(model)
-        model.graph.outputs[0].name = TOKENS  # a fusion may have put another value in its place
-        return tidy(model)
+    def __init__(self, multi_vector: MultiVectorCheckpoint, options: ExportOptions) -> None:
+        super().__init__(multi_vector.checkpoint, options)
+        self.multi_vector = multi_vector
 
+    @classmethod
+    def recognises(cls, path: Path, route: str | None) -> bool:
+        """By its settings, or by Stanford's architecture."""
+        return is_multi_vector(path)
 
-def _fused_operators(reference: MultiVectorReference) -> AbstractContextManager[None]:
-    """Causality hides padding at the right end only from tokens before it: not from an expansion that has vectors."""
-    hidden = any(role.expand_to and not role.attend_to_expansion for role in reference.multi_vector.roles.values())
-    side, longest = reference.tokenizer.padding_side, reference.checkpoint.max_length
-    return fused_operators(reference.encoder, padding_side="left" if hidden else side, max_length=longest)
-
-
-def _load(source: str | Path, options: ExportOptions, step: Step) -> tuple[MultiVectorReference, str, list[str]]:
-    """The reference, its tokenizer, and texts to verify with."""
-    with step("load", str(source), 0):
-        multi_vector = read_multi_vector(
-            source, max_length=options.max_length, trust_remote_code=options.trust_remote_code
+    @classmethod
+    def read(cls, source: str | Path, options: ExportOptions) -> MultiVectorEncoder:
+        """Read the layout of sentence-transformers, PyLate or Stanford's code."""
+        return cls(
+            read_multi_vector(source, max_length=options.max_length, trust_remote_code=options.trust_remote_code),
+            options,
         )
-        reference = load_multi_vector_reference(multi_vector)
-    checkpoint, roles = multi_vector.checkpoint, multi_vector.roles
-    limits = f"{roles['query'].max_length} and {roles['document'].max_length} tokens"
-    with step("validate", f"{checkpoint.model_type} multi-vector encoder, {multi_vector.dim} dimensions, {limits}", 0):
-        tokenizer_json = plain_tokenizer_json(reference.tokenizer)
-        texts = probe_texts(token_counter(tokenizer_json), min(checkpoint.max_length, MAX_PROBE_LENGTH))
-        return reference, tokenizer_json, texts
 
+    def load(self) -> None:
+        """Load the transformer and the modules on its token vectors."""
+        self.reference = load_multi_vector_reference(self.multi_vector)
 
-def _draft_manifest(reference: MultiVectorReference, options: ExportOptions) -> Manifest:
-    """All of the manifest but the parity certificate and the count of fused nodes."""
-    checkpoint, multi_vector = reference.checkpoint, reference.multi_vector
-    return draft_manifest(
-        checkpoint,
-        reference.tokenizer,
-        options,
-        dim=multi_vector.dim,
-        pooling=(),
-        include_prompt=True,
-        normalized=bool(checkpoint.modules) and isinstance(checkpoint.modules[-1], NormalizeSpec),
-        truncate_dim=None,
-        outputs=(TOKENS,),
-        kind=MULTI_VECTOR,
-        roles={task: asdict(role) for task, role in multi_vector.roles.items()},
-    )
+    @property
+    def description(self) -> str:
+        """Architecture and sizes."""
+        roles, dim = self.multi_vector.roles, self.multi_vector.dim
+        limits = f"{roles['query'].max_length} and {roles['document'].max_length} tokens"
+        return f"{self.checkpoint.model_type} multi-vector encoder, {dim} dimensions, {limits}"
 
+    def trace(self, *, portable: bool = False) -> ir.Model:
+        """Convert the reference: input_ids, attention_mask -> token_embeddings.
 
-def _calibration_batches(reference: MultiVectorReference, texts: Sequence[str]) -> Iterator[Batch]:
-    """As documents and, a few of each, as queries."""
-    for some in calibration_samples(texts):
-        for task, rows in (("document", slice(None)), ("query", slice(None, None, 4))):
-            prompt = reference.checkpoint.prompts[task]
-            batch = [prompt + text for text in some[rows]]
-            tokens = reference.tokenize(batch, task)
-            yield {"input_ids": tokens.input_ids.numpy(), "attention_mask": tokens.attention_mask.numpy()}
+        Causality hides padding on the right from the tokens before it, but not from an expansion,
+        whose tokens get vectors without being attended to: then the mask must stay.
+        """
+        masked = any(role.expand_to and not role.attend_to_expansion for role in self.multi_vector.roles.values())
+        side = "left" if masked else self.reference.tokenizer.padding_side
+        return build_graph(self.reference, (TOKENS,), portable=portable, padding_side=side)
+
+    def calibration(self, texts: Sequence[str]) -> Iterator[Batch]:
+        """Batches of the user's `texts`, or of sentences and some of the probes.
+
+        All of them as documents, a quarter also as queries.
+        """
+        for some in calibration_samples(texts or [*SENTENCES, *self.probes[::_EVERY]]):
+            for task, rows in (("document", slice(None)), ("query", slice(None, None, 4))):
+                prompt = self.checkpoint.prompts[task]
+                tokens = self.reference.tokenize([prompt + text for text in some[rows]], task)
+                yield {"input_ids": tokens.input_ids.numpy(), "attention_mask": tokens.attention_mask.numpy()}
+
+    def certify(
+        self, path: Path, precision: str, threshold: float, progress: Callable[[int], object]
+    ) -> MultiVectorCertificate:
+        """Compare the vectors of all tokens in each role."""
+        return certify_multi_vector(path, self.expected, threshold, progress)
+
+    @cached_property
+    def expected(self) -> ExpectedVectors:
+        """The reference's vectors of the probes in each role."""
+        return expect_vectors(self.reference, self.probes)
+
+    def _draft_manifest(self) -> Manifest:
+        modules = self.checkpoint.modules
+        return self.common_manifest(
+            dim=self.multi_vector.dim,
+            pooling=(),
+            include_prompt=True,
+            normalized=bool(modules) and isinstance(modules[-1], NormalizeSpec),
+            truncate_dim=None,
+            outputs=(TOKENS,),
+            kind=MULTI_VECTOR,
+            roles={task: asdict(role) for task, role in self.multi_vector.roles.items()},
+        )

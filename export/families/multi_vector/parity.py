@@ -1,36 +1,36 @@
-"""The parity certificate of a multi-vector encoder: its artifact's token vectors against the eager reference's."""
+"""The parity certificate of a multi-vector encoder: token vectors compared with the reference's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sbert_infer._util.cores import usable_cores
 from sbert_infer.encode.multi_vector import NO_ROLE
-from sbert_infer.engine import Engine
-from sbert_infer.errors import EngineError, ParityError
+from sbert_infer.errors import ParityError
 from sbert_infer.export.families.multi_vector.reference import MultiVectorReference
-from sbert_infer.export.verify.parity import cannot_run, cosine
+from sbert_infer.export.verify.candidate import MultiVectorCandidate
+from sbert_infer.export.verify.parity import cosine, refusing_failures
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH
 from sbert_infer.similarity import maxsim
 
-__all__ = ["MultiVectorCertificate", "certify_multi_vector"]
+__all__ = ["ExpectedVectors", "MultiVectorCertificate", "certify_multi_vector", "expect_vectors"]
 
 Vectors = npt.NDArray[np.float32]
 
-_SCORED = 32  # documents whose MaxSim scores are compared, too
-_EVERY = 8  # texts that are also tried in no role
+_SCORED = 32  # documents whose MaxSim scores are compared as well
+_EVERY = 8  # one of so many texts is also compared without a role
 
 
 @dataclass(frozen=True)
 class MultiVectorCertificate:
-    """How far the artifact's token vectors are from the reference's, at worst and on average, in all roles."""
+    """How far the artifact's token vectors are from the reference's, over all roles."""
 
     texts: int
     max_length: int  # tokens of the longest text compared
@@ -41,43 +41,65 @@ class MultiVectorCertificate:
     maxsim_max_abs: float  # of a query's score, which is a sum over its tokens
     threshold: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """For the manifest."""
-        return asdict(self)
+
+@dataclass(frozen=True)
+class _Role:
+    """Texts in one role, and the reference's vectors of each, [tokens, dim]."""
+
+    task: str | None
+    prompt: str
+    texts: Sequence[str]
+    vectors: list[Vectors]
+
+
+@dataclass(frozen=True)
+class ExpectedVectors:
+    """The reference's vectors of texts in each role."""
+
+    texts: int
+    roles: dict[str, _Role]
+    max_length: int
+
+
+def expect_vectors(reference: MultiVectorReference, texts: Sequence[str]) -> ExpectedVectors:
+    """Encode `texts` with the reference, once for all artifacts that are compared with it."""
+    roles = {}
+    for name in reference.multi_vector.roles:
+        some = texts[::_EVERY] if name == NO_ROLE else texts  # it has nothing that documents do not have
+        prompt = reference.checkpoint.prompts.get(name, "")
+        vectors = reference.encode(some, name, prompt=prompt)
+        roles[name] = _Role(None if name == NO_ROLE else name, prompt, some, vectors)
+    return ExpectedVectors(len(texts), roles, min(reference.checkpoint.max_length, MAX_PROBE_LENGTH))
 
 
 def certify_multi_vector(
     path: Path,
-    reference: MultiVectorReference,
-    texts: Sequence[str],
+    expected: ExpectedVectors,
     threshold: float,
     progress: Callable[[int], object] = lambda count: None,
 ) -> MultiVectorCertificate:
-    """Compare the artifact at `path` with `reference` on `texts`, in each role, alone and in batches.
+    """Compare the artifact at `path` with the reference in each role, alone and in batches.
 
     Raises `ParityError`, with the text, if a token's cosine is below `threshold`, or if other
     tokens get vectors.
     """
     cosines, errors, batch_errors, scored = [], [], [], {}
-    for task in reference.multi_vector.roles:
-        some = texts[::_EVERY] if task == NO_ROLE else texts  # it has nothing that documents do not have
-        prompt = reference.checkpoint.prompts.get(task, "")
-        expected = reference.encode(some, task, prompt=prompt)
-        alone, together = _encode(path, some, task, prompt)
-        progress(len(some) if task != NO_ROLE else 0)
-        for text, right, *found in zip(some, expected, alone, together, strict=True):
+    for name, role in expected.roles.items():
+        alone, together = _encode(path, role)
+        progress(len(role.texts) if role.task else 0)
+        for text, right, *found in zip(role.texts, role.vectors, alone, together, strict=True):
             cosines += [_cosines(right, each, text, threshold) for each in found]
             errors += [float(np.abs(each - right).max(initial=0)) for each in found]
             batch_errors.append(float(np.abs(found[0] - found[1]).max(initial=0)))
-        step = max(1, len(some) // _SCORED)
-        scored[task] = expected[::step], together[::step]
+        step = max(1, len(role.texts) // _SCORED)
+        scored[name] = role.vectors[::step], together[::step]
     every = np.concatenate(cosines)
     scores = [
         maxsim(queries, documents) for queries, documents in zip(scored["query"], scored["document"], strict=True)
     ]
     return MultiVectorCertificate(
-        texts=len(texts),
-        max_length=min(reference.checkpoint.max_length, MAX_PROBE_LENGTH),
+        texts=expected.texts,
+        max_length=expected.max_length,
         min_cosine=float(every.min()),
         mean_cosine=float(every.mean()),
         max_abs=max(errors),
@@ -87,15 +109,15 @@ def certify_multi_vector(
     )
 
 
-def _encode(path: Path, texts: Sequence[str], task: str, prompt: str) -> tuple[list[Vectors], list[Vectors]]:
-    """The artifact's vectors of each text alone, several calls at once, and of all texts in one call."""
-    options: dict[str, Any] = {"prompt": prompt, "task": None if task == NO_ROLE else task}
-    try:
-        with Engine(path, on_truncate="ignore", threads=1) as engine, ThreadPoolExecutor(usable_cores()) as pool:
-            alone = list(pool.map(lambda text: engine.encode(text, **options), texts))
-            return alone, engine.encode(list(texts), **options)
-    except EngineError as error:
-        raise cannot_run(error) from error
+def _encode(path: Path, role: _Role) -> tuple[list[Vectors], list[Vectors]]:
+    """The artifact's vectors of each text alone, several calls at once, and of all in one call."""
+    with (
+        refusing_failures(),
+        closing(MultiVectorCandidate(path)) as candidate,
+        ThreadPoolExecutor(usable_cores()) as pool,
+    ):
+        alone = list(pool.map(lambda text: candidate.encode([text], role.task, role.prompt)[0], role.texts))
+        return alone, candidate.encode(role.texts, role.task, role.prompt)
 
 
 def _cosines(right: Vectors, found: Vectors, text: str, threshold: float) -> npt.NDArray[np.float64]:

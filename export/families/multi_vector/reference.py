@@ -1,4 +1,4 @@
-"""A multi-vector encoder as eager PyTorch in FP32: what every artifact of it is compared with."""
+"""A multi-vector encoder as eager PyTorch in FP32, which its artifacts are compared with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sbert_infer.export.checkpoint.transformer import load_tokenizer
 from sbert_infer.export.families.multi_vector.checkpoint import MultiVectorCheckpoint
 from sbert_infer.export.families.multi_vector.roles import mark_prefixes
 from sbert_infer.export.families.multi_vector.stanford_colbert import PROJECTION
-from sbert_infer.export.reference.encoder import Dense, Encoder, build_module, load_encoder
+from sbert_infer.export.reference.encoder import Dense, Encoder, batches_by_length, build_module, load_encoder
 
 __all__ = ["MultiVectorReference", "load_multi_vector_reference"]
 
@@ -30,8 +30,8 @@ class Tokens:
     """A batch of texts, each [batch, length]."""
 
     input_ids: Tensor
-    attention_mask: Tensor  # what others attend to
-    wanted: Tensor  # what gets a vector
+    attention_mask: Tensor  # the tokens that are attended to
+    wanted: Tensor  # the tokens that get a vector
 
 
 class MultiVectorReference(Encoder):
@@ -52,7 +52,7 @@ class MultiVectorReference(Encoder):
         return vectors
 
     def tokenize(self, texts: Sequence[str], task: str) -> Tokens:
-        """Texts of a role, cut to its limit, filled up and padded as it asks for."""
+        """Texts of a role: truncated to its limit, expanded if it asks for that, and padded."""
         role = self.multi_vector.roles[task]
         batch = self.tokenizer(
             list(texts), padding=True, truncation=True, max_length=role.max_length, return_tensors="pt"
@@ -70,24 +70,17 @@ class MultiVectorReference(Encoder):
     @torch.inference_mode()
     def encode(self, texts: Sequence[str], task: str, *, prompt: str = "", batch_size: int = 32) -> list[Vectors]:
         """The vectors of each text, [tokens, dim]."""
-        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))  # similar lengths, less padding
         found: dict[int, Vectors] = {}
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
+        for rows in batches_by_length([len(text) for text in texts], batch_size):
             tokens = self.tokenize([prompt + texts[i] for i in rows], task)
             vectors = self(tokens.input_ids, tokens.attention_mask)
             found |= {row: its[real].numpy() for row, its, real in zip(rows, vectors, tokens.wanted, strict=True)}
         return [found[row] for row in range(len(texts))]
 
 
-def _is_inside(spec: ModuleSpec, checkpoint: Checkpoint) -> bool:
-    """Whether a module's weights are among the transformer's."""
-    return isinstance(spec, DenseSpec) and spec.path == checkpoint.transformer_path
-
-
 def _build(spec: ModuleSpec, checkpoint: Checkpoint, encoder: nn.Module) -> nn.Module:
-    """The module with its weights."""
-    if isinstance(spec, DenseSpec) and _is_inside(spec, checkpoint):
+    """The module with its weights, which may be among the transformer's."""
+    if isinstance(spec, DenseSpec) and spec.path == checkpoint.transformer_path:
         dense = Dense(spec)
         dense.load_state_dict({PROJECTION: read_weights(spec.path)[PROJECTION]})
         return dense
@@ -95,10 +88,10 @@ def _build(spec: ModuleSpec, checkpoint: Checkpoint, encoder: nn.Module) -> nn.M
 
 
 def load_multi_vector_reference(multi_vector: MultiVectorCheckpoint) -> MultiVectorReference:
-    """Load the weights in FP32. Raises `CheckpointError` for weights that are missing, misshapen or unknown."""
+    """Load the weights in FP32; raises `CheckpointError` if they do not fit the model."""
     checkpoint = multi_vector.checkpoint
-    # Stanford's layout has the projection among these; beside modules.json, whose Dense counts, it
-    # may have stayed.
+    # Stanford's layout keeps the projection among these weights. It may also have been left there
+    # beside a modules.json, whose Dense is used instead.
     encoder = load_encoder(checkpoint, besides=(PROJECTION,))
     tokenizer = load_tokenizer(checkpoint)
     mark_prefixes(tokenizer, multi_vector.prefixes)

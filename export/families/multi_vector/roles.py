@@ -1,4 +1,4 @@
-"""What a multi-vector encoder does with queries and with documents, worked out from its settings and its tokenizer."""
+"""How a multi-vector encoder treats queries and documents, from its settings and tokenizer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sbert_infer.export.checkpoint.transformer import length_limit
 
 __all__ = ["RoleSettings", "mark_prefixes", "read_roles"]
 
-_STRATEGIES = ("fixed", "min")  # the length is that of all queries, or the least
+_STRATEGIES = ("fixed", "min")  # the length is that of all queries, or their minimum
 
 
 @dataclass(frozen=True)
 class RoleSettings:
-    """What the checkpoint says, as it says it."""
+    """The settings as the checkpoint has them."""
 
     query_length: Any
     document_length: Any
@@ -29,7 +29,7 @@ class RoleSettings:
 
 
 def mark_prefixes(tokenizer: Any, prefixes: Sequence[str]) -> None:
-    """Let each prefix that is in the vocabulary be one token, as in training, however the tokenizer would split it."""
+    """Make each prefix of the vocabulary one token, as in training, even if it would be split."""
     known = {*tokenizer.get_vocab(), *tokenizer.added_tokens_encoder}
     marks = []
     for prefix in prefixes:
@@ -48,7 +48,7 @@ def read_roles(
     wanted: int | None,
     problems: Problems,
 ) -> dict[str, Role]:
-    """The roles by task. `wanted` replaces the limit for documents, and that for all texts."""
+    """The roles by task. `wanted` replaces all limits but one set for queries."""
 
     def limit(length: int | None, own: int | None = None) -> int:
         return length_limit(length or saved_length, tokenizer, config, own, problems)
@@ -79,7 +79,7 @@ def read_roles(
 
 
 def _read_expansion(expansion: Any, tokenizer: Any, problems: Problems) -> dict[str, Any]:
-    """The last arguments of a `Role` whose texts are filled up."""
+    """The arguments of a `Role` that describe the expansion of its texts."""
     if expansion is None:
         return {}
     known = {"strategy", "attend", "token", "length"}
@@ -93,7 +93,7 @@ def _read_expansion(expansion: Any, tokenizer: Any, problems: Problems) -> dict[
         problems.append(f"'query_expansion' needs a positive 'length', and 'attend' to be true or false: {expansion!r}")
         return {}
     id = tokenizer.convert_tokens_to_ids(token) if token is not None else tokenizer.mask_token_id
-    id = tokenizer.eos_token_id if id is None and token is None else id  # of decoders, as sentence-transformers does
+    id = tokenizer.eos_token_id if id is None and token is None else id  # for decoders, as in sentence-transformers
     if id is None or (token not in (None, tokenizer.unk_token) and id == tokenizer.unk_token_id):
         problems.append(f"'query_expansion' fills up with {token or '[MASK]'}, which the tokenizer does not know")
         return {}
@@ -103,7 +103,7 @@ def _read_expansion(expansion: Any, tokenizer: Any, problems: Problems) -> dict[
 
 
 def _skip_ids(words: Sequence[str], tokenizer: Any) -> tuple[int, ...]:
-    """The ids of `words` that are tokens; others can't be met."""
+    """The ids of those `words` that are tokens; others never occur."""
     ids = {word: tokenizer.convert_tokens_to_ids(word) for word in words}
     unknown = tokenizer.unk_token_id
     return tuple(

@@ -1,13 +1,12 @@
-"""ColBERT's own layout, that of Stanford's code: the projection among the transformer's weights, settings beside them.
+"""The layout of Stanford's ColBERT code, with the projection among the transformer's weights.
 
-Its config.json names the architecture HF_ColBERT, and artifact.metadata holds how the model was
-trained, of which a few values say how it is used. What goes without saying there: a query is always
-filled up with [MASK], a document's punctuation does not count, each vector has length 1.
+config.json names the architecture HF_ColBERT, and artifact.metadata holds the training settings, a
+few of which matter for inference. Three things are implied: queries are always expanded with
+[MASK], the punctuation of documents does not count, and each vector has length 1.
 """
 
 from __future__ import annotations
 
-import json
 import string
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from sbert_infer.export.checkpoint.modules import (
     ModuleSpec,
     NormalizeSpec,
     Problems,
+    peek_json,
     read_json,
     read_weights,
 )
@@ -30,7 +30,7 @@ _METADATA = "artifact.metadata"
 
 @dataclass(frozen=True)
 class StanfordSettings:
-    """What it says, in our words."""
+    """The checkpoint's settings in the terms of the other layouts."""
 
     prompts: dict[str, str]
     by_role: RoleSettings
@@ -38,17 +38,13 @@ class StanfordSettings:
 
 
 def is_stanford(path: Path) -> bool:
-    """Whether the folder holds such a checkpoint."""
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    names = config.get("architectures") if isinstance(config, dict) else None
+    """Whether the folder holds a checkpoint in this layout."""
+    names = peek_json(path / "config.json").get("architectures")
     return isinstance(names, list) and "HF_ColBERT" in names and not (path / "modules.json").exists()
 
 
 def read_stanford(path: Path, problems: Problems) -> StanfordSettings:
-    """Read one. Without artifact.metadata the defaults of Stanford's code hold."""
+    """Read the settings. Without artifact.metadata the defaults of Stanford's code apply."""
     there = (path / _METADATA).is_file()
     metadata = read_json(path / _METADATA, _METADATA, problems) if there else {}
     if (similarity := metadata.get("similarity", "cosine")) != "cosine":

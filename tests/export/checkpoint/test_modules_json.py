@@ -1,11 +1,10 @@
-"""modules.json: every module that can't be converted is refused by name, and of several routes one is taken."""
+"""modules.json: unsupported modules are refused by name, and one of several routes is taken."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,22 +13,16 @@ from sentence_transformers.base.modules import Dense, Normalize, Router, Transfo
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 from tokenizers import Tokenizer
 
-from sbert_infer.errors import CheckpointError
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
 from sbert_infer.export.checkpoint.modules_json import REFUSED
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.reference.encoder import load_reference
+from tests.export.checkpoint.problems import problems_of
 from tests.models.checkpoints import ODD_TEXTS, TEXTS, edit_json
 from tests.models.graphs import assert_close
 
 MakeCheckpoint = Callable[..., Path]
 
 ALL_TEXTS = [*TEXTS, *ODD_TEXTS]
-
-
-def problems_of(path: Path, **options: Any) -> tuple[str, ...]:
-    with pytest.raises(CheckpointError) as caught:
-        read_checkpoint(path, **options)
-    return caught.value.problems
 
 
 def set_type(path: Path, index: int, kind: str) -> None:
@@ -54,7 +47,7 @@ def test_unknown_by_name(kind: str, copy_checkpoint: MakeCheckpoint) -> None:
     assert problems_of(path)[0].startswith(f"modules.json: module type '{kind}' is not supported (supported: Transf")
 
 
-# ----------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 # routes
 
 
@@ -83,7 +76,7 @@ def test_route(route: str, kind: str, routed: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["router_config.json", "config.json"])  # the second is that of Asym
-def test_routes_behind_the_pooling(name: str, make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_routes_after_pooling(name: str, make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     """As Asym is used: one transformer, and a Dense for each route."""
     source = make_checkpoint(normalize=False)
     dense = {route: [Dense(32, 8, activation_function=torch.nn.Tanh())] for route in ("query", "doc")}

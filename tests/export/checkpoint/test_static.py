@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from sbert_infer import Engine
 from sbert_infer.errors import CheckpointError, ExportError, SbertInferWarning
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.reference.encoder import load_reference
 from tests.models.checkpoints import ODD_TEXTS, TEXTS
@@ -33,7 +33,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture(scope="module")
 def saved(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As sentence-transformers saves it, with a Dense and a Normalize behind."""
+    """As sentence-transformers saves it, with a Dense and a Normalize after it."""
     tokenizer = Tokenizer.from_file(str(make_checkpoint() / "tokenizer.json"))
     table = np.random.default_rng(0).normal(size=(tokenizer.get_vocab_size(), 24)).astype(np.float32)
     modules = [StaticEmbedding(tokenizer, embedding_weights=table), Dense(24, 16), Normalize()]
@@ -56,7 +56,7 @@ def assert_same(checkpoint: Path, encoder: Any) -> None:
 
 
 def test_vectors(saved: Path, tmp_path: Path) -> None:
-    """Of texts of any length: there is no limit to warn of."""
+    """Texts may have any length: there is no limit to warn about."""
     manifest = export(saved, tmp_path / "static.onnx")
     assert (manifest.architecture, manifest.dim) == ("static", 16)
     with Engine(tmp_path / "static.onnx", on_truncate="error") as engine:

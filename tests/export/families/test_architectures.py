@@ -1,4 +1,4 @@
-"""Newer architectures: the vectors of sentence-transformers in FP32, 8 bits and FP16, and what they become inside."""
+"""Newer architectures: sentence-transformers' vectors in all precisions, and their graphs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transformers import dynamic_module_utils
 from sbert_infer import Engine
 from sbert_infer.artifact import open_artifact
 from sbert_infer.errors import CheckpointError, ExportError
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.graph.trace import convert
 from sbert_infer.export.reference.encoder import Reference, load_reference
@@ -51,7 +51,7 @@ GELU = ("modernbert", "deberta-v2", "gte", "gemma3_text")
 
 
 class Exported(NamedTuple):
-    """A checkpoint, what sentence-transformers makes of it, and its artifacts by precision."""
+    """A checkpoint, sentence-transformers' vectors, and its artifacts by precision."""
 
     checkpoint: Path
     model: SentenceTransformer
@@ -108,7 +108,7 @@ def converted(path: Path, *, portable: bool = False) -> tuple[Reference, onnx.Mo
 
 
 def vectors_of(reference: Reference, model: onnx.ModelProto, side: str = "right") -> Array:
-    """The graph's, of one batch of all texts, padded as told."""
+    """The graph's vectors of all texts in one batch, padded on the given side."""
     reference.tokenizer.padding_side = side
     ids, mask = reference.tokenize(ALL_TEXTS)
     return run(model, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})
@@ -142,14 +142,14 @@ def test_who_sees_whom(case: str, make_checkpoint: MakeCheckpoint) -> None:
     reference, model = converted(path)
     found = [node.op_type for node in model.graph.node if node.op_type.endswith("Attention")]
     assert found == operators.split()
-    if "MultiHeadAttention" not in found:  # then nothing of [length, length] is made, which long texts could not afford
+    if "MultiHeadAttention" not in found:  # then no [length, length] is made, which long texts could not afford
         assert not nodes(model, "And", "Where", "GatherND")
     expected = SentenceTransformer(str(path), device="cpu").encode(ALL_TEXTS)
     assert_close(vectors_of(reference, model), expected, 1e-5)
 
 
-def test_a_causal_model_is_padded_at_the_right(make_checkpoint: MakeCheckpoint) -> None:
-    """Where padding hides behind the causality, whatever the checkpoint says; a portable graph does not care."""
+def test_a_causal_model_is_padded_on_the_right(make_checkpoint: MakeCheckpoint) -> None:
+    """There causality hides padding, whatever the checkpoint says; a portable graph allows both."""
     path = make_checkpoint("qwen3", max_length=LENGTH, **CASES["qwen3"])
     model = SentenceTransformer(str(path), device="cpu")
     assert model.tokenizer.padding_side == "left"
@@ -160,7 +160,7 @@ def test_a_causal_model_is_padded_at_the_right(make_checkpoint: MakeCheckpoint) 
 
 
 def test_a_text_without_a_token(copy_checkpoint: MakeCheckpoint) -> None:
-    """Of a tokenizer without special tokens. sentence-transformers crashes on it, unless there are others with it."""
+    """An empty text, without special tokens: sentence-transformers crashes if it is alone."""
     path = copy_checkpoint("qwen2", max_length=LENGTH, **CASES["qwen2"])
     edit_json(path / "tokenizer.json", post_processor=None)
     model = SentenceTransformer(str(path), device="cpu")
@@ -179,7 +179,7 @@ def test_unknown_attention_is_refused_by_name(make_checkpoint: MakeCheckpoint) -
         converted(path)
 
 
-# ----------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 # weights
 
 
@@ -240,7 +240,7 @@ class NewModel(PreTrainedModel):
 
 @pytest.fixture
 def own_code(copy_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint of the type "new", as the gte models were, which brings its model's code along."""
+    """A checkpoint of the type "new", like the gte models, which contains its model's code."""
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(sys, "path", [*sys.path])
     path = copy_checkpoint(max_length=LENGTH)
@@ -272,7 +272,7 @@ def test_own_code_that_is_trusted(own_code: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("key", "value"), [("n_embd", 48), ("n_layer", 4), ("rotary_emb_base", 10_000)])
 def test_a_nomic_config_that_transformers_does_not_read(key: str, value: int, copy_checkpoint: MakeCheckpoint) -> None:
-    """Nomic's own code spells some values otherwise: transformers would take its defaults in their place."""
+    """Nomic's code has other names for some values; transformers would use its defaults."""
     path = copy_checkpoint("nomic_bert", max_length=LENGTH, **CASES["nomic_bert"])
     read_checkpoint(path)
     edit_json(path / "config.json", **{key: value})

@@ -1,4 +1,4 @@
-"""Cross-encoders from checkpoint to artifact: every layout, what the graph is like, and what is refused."""
+"""Cross-encoders from checkpoint to artifact: layouts, graphs, and what is refused."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from sbert_infer import CheckpointError, ExportError, ParityError, Reranker
 from sbert_infer.artifact import open_artifact
 from sbert_infer.export.cli import main
 from sbert_infer.export.exporter import ExportOptions, export
-from sbert_infer.export.families.cross_encoder import family as cross_encoder_export
 from sbert_infer.export.families.cross_encoder.checkpoint import is_cross_encoder, read_cross_encoder
+from sbert_infer.export.families.cross_encoder.family import CrossEncoder
 from sbert_infer.export.families.cross_encoder.parity import probe_pairs
 from sbert_infer.export.families.cross_encoder.reference import load_pair_reference
 from tests.models.checkpoints import edit_json
@@ -46,18 +46,20 @@ def copy(bert: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def fused(bert: Path) -> bytes:
     """Its converted graph: tracing takes seconds."""
-    graph = cross_encoder_export.convert_pairs(load_pair_reference(read_cross_encoder(bert)))
+    model = CrossEncoder.read(bert, ExportOptions())
+    model.load()
+    graph = model.trace()
     return bytes(ir.to_proto(graph).SerializeToString())
 
 
 @pytest.fixture
 def traced(fused: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets exports start from that graph."""
+    """Let exports start from that graph."""
 
     def load(*_: Any, **options: Any) -> ir.Model:
         return ir.from_proto(onnx.load_from_string(fused))
 
-    monkeypatch.setattr(cross_encoder_export, "convert_pairs", load)
+    monkeypatch.setattr(CrossEncoder, "trace", load)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -145,7 +147,7 @@ def test_options_that_are_refused(bert: Path, tmp_path: Path, options: dict[str,
 
 @pytest.mark.usefixtures("traced")
 def test_the_command(bert: Path, tmp_path: Path) -> None:
-    """From the folder to a file that any onnxruntime runs, and what is said of it."""
+    """From the folder to a file that any onnxruntime runs, with its summary."""
     target = tmp_path / "bert.onnx"
     done = CliRunner().invoke(main, [str(bert), "-o", str(target)])
     assert done.exit_code == 0, done.output
@@ -167,7 +169,7 @@ def test_the_command(bert: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("traced")
 def test_int8(bert: Path, tmp_path: Path) -> None:
     target = tmp_path / "bert.int8.onnx"
-    # The rounding of a few random weights says nothing of a trained model's.
+    # Rounding a few random weights says nothing about a trained model.
     manifest = export(bert, target, ExportOptions(int8=True, min_cosine=0.9))
     assert (manifest.kind, manifest.precision) == ("reranker", "int8")
     assert 0.9 <= manifest.parity["correlation"] < 1
@@ -202,7 +204,7 @@ def test_a_wrong_graph_is_not_written(
     value.const_value = ir.tensor(
         array + np.float32(0.01) if what == "weights" else array[::-1].copy(), name=value.name
     )
-    monkeypatch.setattr(cross_encoder_export, "convert_pairs", lambda *_, **options: model)
+    monkeypatch.setattr(CrossEncoder, "trace", lambda *_, **options: model)
     with pytest.raises(ParityError, match=r"max-abs .*; nothing was written. Worst pairs:\n"):
         export(bert, tmp_path / "x.onnx")
     assert list(tmp_path.iterdir()) == []

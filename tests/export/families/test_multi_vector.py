@@ -1,4 +1,4 @@
-"""Multi-vector encoders: read in both layouts, equal to sentence-transformers' `MultiVectorEncoder`, or refused."""
+"""Multi-vector encoders: every layout, equal to sentence-transformers' `MultiVectorEncoder`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from sbert_infer.artifact import open_artifact
 from sbert_infer.errors import CheckpointError, ExportError, ParityError
 from sbert_infer.export.cli import main
 from sbert_infer.export.exporter import ExportOptions, export
+from sbert_infer.export.families import family
 from sbert_infer.export.families.cross_encoder.checkpoint import is_cross_encoder
-from sbert_infer.export.families.multi_vector import family as multi_vector_export
 from sbert_infer.export.families.multi_vector.checkpoint import is_multi_vector, read_multi_vector
-from sbert_infer.export.families.multi_vector.parity import certify_multi_vector
+from sbert_infer.export.families.multi_vector.parity import certify_multi_vector, expect_vectors
 from sbert_infer.export.families.multi_vector.reference import MultiVectorReference, load_multi_vector_reference
 from tests.models.checkpoints import edit_json
 from tests.models.graphs import assert_close
@@ -203,7 +203,7 @@ def test_options_of_sentence_encoders(native: Path, options: dict[str, Any], mes
 @pytest.fixture
 def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verification with a few texts instead of hundreds."""
-    monkeypatch.setattr(multi_vector_export, "probe_texts", lambda *_: ALL_TEXTS)
+    monkeypatch.setattr(family, "probe_texts", lambda *_: ALL_TEXTS)
 
 
 @pytest.mark.usefixtures("few_texts")
@@ -226,7 +226,7 @@ def test_command(native: Path, tmp_path: Path) -> None:
 def test_a_wrong_artifact_is_refused(once: Callable[..., Path], wrong: str) -> None:
     folder, path = export_multi_vector(once, **FIXED)
     reference = load_multi_vector_reference(read_multi_vector(folder))
-    certify_multi_vector(path, reference, ALL_TEXTS, 0.9999)
+    certify_multi_vector(path, expect_vectors(reference, ALL_TEXTS), 0.9999)
     if wrong == "vectors":
         with torch.no_grad():
             cast(Any, reference.encoder).embeddings.word_embeddings.weight[7:50] *= -1
@@ -237,4 +237,4 @@ def test_a_wrong_artifact_is_refused(once: Callable[..., Path], wrong: str) -> N
         ParityError,
         match="lowest cosine of a token" if wrong == "vectors" else "18 vectors of 16 numbers in PyTorch, 17 ",
     ):
-        certify_multi_vector(path, reference, ALL_TEXTS, 0.9999)
+        certify_multi_vector(path, expect_vectors(reference, ALL_TEXTS), 0.9999)

@@ -1,4 +1,4 @@
-"""Exports of sparse encoders: what sentence-transformers' `SparseEncoder` gives, and what is refused."""
+"""Exports of sparse encoders: equal to sentence-transformers' `SparseEncoder`, or refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sentence_transformers import SparseEncoder
 
 from sbert_infer import Engine
 from sbert_infer.errors import CheckpointError, ExportError
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.cli import main
 from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.reference import sparse as sparse_reference
@@ -64,7 +64,7 @@ def test_routes(routes: Path, route: str, tmp_path: Path) -> None:
 
 
 def test_autoencoder(once: Once, tmp_path: Path) -> None:
-    """As trained, 6 numbers of each vector stay, unless the model's settings or the caller say otherwise."""
+    """As trained, 6 numbers of each vector are kept, unless settings or caller say otherwise."""
     source = once("csr", "csr", lambda folder: write_csr(folder, k=6, normalize=True))
     export(source, path := tmp_path / "csr.onnx")
     with Engine(path, on_truncate="ignore") as engine:
@@ -81,7 +81,7 @@ def test_autoencoder(once: Once, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["distilbert", "albert", "xlm-roberta", "modernbert"])
 def test_language_models(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose heads differ, and whose last layer is found in each. The vocabulary is cut into slices here, too."""
+    """The last layer is found in heads of all kinds, also with a sliced vocabulary."""
     monkeypatch.setattr(sparse_reference, "_SLICE", 100)
     folder = write_splade(tmp_path / family, family, strategy="sum" if family == "albert" else "max")
     found = load_reference(read_checkpoint(folder)).encode(ALL_TEXTS)
@@ -89,7 +89,7 @@ def test_language_models(family: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_memory_is_bounded_by_a_slice(once: Once) -> None:
-    """No value of the graph has the whole vocabulary, here cut into slices of 100 words, for each token."""
+    """No value of the graph has all words for each token; here slices have 100 words."""
     model = onnx.load(splade_onnx(once))
     shapes = [value.type.tensor_type.shape.dim for value in model.graph.value_info]
     widths = {shape[2].dim_value for shape in shapes if len(shape) == 3}
@@ -115,7 +115,7 @@ def test_an_older_layout(once: Once, tmp_path: Path) -> None:
 
 
 def test_int8(once: Once) -> None:
-    """The head is 8-bit, too, and active dimensions mostly stay."""
+    """The head is 8-bit as well, and most active dimensions are the same."""
     path = splade_onnx(once, int8=True)
     products = [node for node in onnx.load(path).graph.node if node.op_type == "MatMulIntegerToFloat"]
     slices = -(-read_checkpoint(splade_checkpoint(once)).dim // 100)
@@ -156,7 +156,7 @@ def test_refused_modules_and_options(once: Once, tmp_path: Path) -> None:
     modules = json.loads((folder / "modules.json").read_text())
     normalize = {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
     (folder / "modules.json").write_text(json.dumps([*modules, normalize]))
-    with pytest.raises(CheckpointError, match="2_Normalize: comes behind 1_SpladePooling"):
+    with pytest.raises(CheckpointError, match="2_Normalize: comes after 1_SpladePooling"):
         read_checkpoint(folder)
     for options, message in (({"fp16": True}, "no --fp16"), ({"outputs": ("sentence", "tokens")}, "no --outputs")):
         with pytest.raises(ExportError, match=message):
@@ -190,5 +190,5 @@ def test_scores_changed_behind_the_last_layer_are_refused() -> None:
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
             return type("Output", (), {"logits": self.decoder(self.table(input_ids)) * 3})
 
-    with pytest.raises(CheckpointError, match="changed behind its last layer"):
+    with pytest.raises(CheckpointError, match="changed after its last layer"):
         sparse_reference.LanguageModel(Scaled(), "scaled")

@@ -33,7 +33,7 @@ def test_the_same_vectors(traced: Callable[[], ir.Model], export_checkpoint: Mak
 def test_the_mask_counts_where_there_is_padding(
     traced: Callable[[], ir.Model], export_checkpoint: MakeCheckpoint
 ) -> None:
-    """Without the branch that has a mask, padded texts, and no others, get other vectors."""
+    """Without the masked branch, padded texts, and only those, get other vectors."""
     tuned = ir.to_proto(tune(traced()))
     unmasked = onnx.ModelProto()
     unmasked.CopyFrom(tuned)
@@ -48,8 +48,8 @@ def test_the_mask_counts_where_there_is_padding(
 
 
 @pytest.mark.parametrize(("family", "int8"), [("bert", True), ("mpnet", False)])
-def test_who_goes_without(family: str, int8: bool, export_checkpoint: MakeCheckpoint) -> None:
-    """8 bits, and scores that carry a bias of their own: their attention stays one node with its mask."""
+def test_graphs_that_are_not_unmasked(family: str, int8: bool, export_checkpoint: MakeCheckpoint) -> None:
+    """In 8 bits, and with a bias on the scores, attention stays one node with its mask."""
     model = onnx.load(export_checkpoint(family, int8=int8, **CASES[family]))
     assert not [node for node in model.graph.node if node.op_type == "If"]
     assert len(nodes(model, "MultiHeadAttention")) == LAYERS

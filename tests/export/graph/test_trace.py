@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 import sbert_infer
 from sbert_infer import Engine
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.graph.fuse import fuse
 from sbert_infer.export.graph.operators import _plain_attention, fused_operators, plain_operators
 from sbert_infer.export.graph.trace import OPSET, convert
@@ -91,8 +91,7 @@ def test_fused_nodes(exported: tuple[Path, Path, bool]) -> None:
     assert found["attention"] == found["gelu"] == LAYERS
     assert len(nodes(model, "LayerNormalization")) >= 2 * LAYERS
     assert not nodes(model, "Softmax", "SkipLayerNormalization")
-    # Tied to the products directly: no reshapes to heads and back, and the biases inside the
-    # operator.
+    # Connected to the products directly: no reshapes to heads and back, biases in the operator.
     made_by = {output: node.op_type for node in model.graph.node for output in node.output}
     for node in nodes(model, "MultiHeadAttention"):
         inner = [made_by[name] for name in node.input[:3]]
@@ -186,7 +185,7 @@ def test_shortest_limit(make_checkpoint: MakeCheckpoint) -> None:
     assert_same(vectors, reference.encode(["a", *TEXTS]))
 
 
-# ------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 # operators and fusion
 
 
@@ -211,7 +210,7 @@ def test_the_model_is_left_as_it_was(family: str, operators: Any, make_checkpoin
 
 
 def test_portable_attention_is_two_products_and_a_softmax(export_checkpoint: MakeCheckpoint) -> None:
-    """TensorRT recognises this, and not what `scaled_dot_product_attention` is exported as."""
+    """TensorRT recognises this, but not the export of `scaled_dot_product_attention`."""
     model = onnx.load(export_checkpoint("mpnet", portable=True, **CASES["mpnet"]))
     made_by = {output: node for node in model.graph.node for output in node.output}
     softmaxes = nodes(model, "Softmax")
@@ -240,7 +239,7 @@ def test_causal_attention(portable: bool, make_checkpoint: MakeCheckpoint) -> No
 
 
 def test_plain_attention_is_that_of_torch() -> None:
-    """Fewer heads for keys and values than for queries, a scale, a bias by position, and a boolean mask."""
+    """Fewer heads for keys and values, a scale, a bias by position, and a boolean mask."""
     generator = torch.Generator().manual_seed(0)
     query, key, value, bias = (
         torch.randn(2, heads, 5, width, generator=generator) for heads, width in ((6, 4), (2, 4), (2, 4), (6, 5))
@@ -254,7 +253,7 @@ def test_plain_attention_is_that_of_torch() -> None:
 
 
 def attention_graph(width: int, shape: str) -> onnx.ModelProto:
-    """x [batch, length, width] -> reshaped to `shape`, then to [batch, ?, 8] -> attention with itself."""
+    """x [batch, length, width] -> `shape` -> [batch, ?, 8] -> attention with itself."""
     text = f"""
         <ir_version: 8, opset_import: ["" : 18, "com.microsoft" : 1]>
         graph (float[batch, length, {width}] x) => (float[batch, rows, 8] y)

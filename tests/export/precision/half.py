@@ -13,7 +13,7 @@ __all__ = ["Half"]
 
 @dataclass(frozen=True)
 class Half:
-    """A reference and its FP16 graph. Shared: not to be changed."""
+    """A reference and its FP16 graph. Shared: do not change it."""
 
     reference: Reference
     content: bytes

@@ -1,4 +1,4 @@
-"""The CPU's twin of an FP16 model: its weights are the other file's, and it is as fused as the FP32 artifact."""
+"""The CPU graph of a plan: on the FP16 model's weights, and as fused as the FP32 artifact."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from sbert_infer.errors import ParityError
 from sbert_infer.export.graph.fuse import count_fused
-from sbert_infer.export.precision.cpu_graph import Twin, cpu_twin
+from sbert_infer.export.precision.cpu_graph import CpuGraph, make_cpu_graph
 from sbert_infer.export.reference.encoder import Reference
 from sbert_infer.export.verify.candidate import GraphCandidate
 from sbert_infer.export.verify.parity import MIN_COSINE, compare, expect
@@ -29,21 +29,21 @@ ALL_TEXTS = [*TEXTS, *ODD_TEXTS]
 
 @dataclass(frozen=True)
 class Pair:
-    """Both files of a plan, and what they were made of."""
+    """Both graphs of a plan, and what they were made from."""
 
     reference: Reference
     half: bytes
-    twin: Twin
+    cpu: CpuGraph
     fp32: bytes  # the FP32 artifact's graph
 
     @property
     def model(self) -> onnx.ModelProto:
-        model: onnx.ModelProto = onnx.ModelProto.FromString(self.twin.model)
+        model: onnx.ModelProto = onnx.ModelProto.FromString(self.cpu.model)
         return model
 
     def write(self, folder: Path) -> Path:
         (folder / "model.onnx").write_bytes(self.half)
-        (folder / "cpu.onnx").write_bytes(self.twin.model)
+        (folder / "cpu.onnx").write_bytes(self.cpu.model)
         return folder / "cpu.onnx"
 
 
@@ -52,7 +52,7 @@ def pair(request: pytest.FixtureRequest, half_of: Callable[..., Half], graph_of:
     half = half_of(request.param, **CASES[request.param])
     fp32 = graph_of(request.param, **CASES[request.param]).read_bytes()
     fused = ir.from_proto(onnx.load_model_from_string(fp32))
-    return Pair(half.reference, half.content, cpu_twin(fused, half.content), fp32)
+    return Pair(half.reference, half.content, make_cpu_graph(fused, half.content), fp32)
 
 
 def options(**changes: Any) -> Any:
@@ -72,7 +72,7 @@ def optimized(model: bytes | Path, target: Path) -> Counter[tuple[str, str]]:
 
 
 def test_parity(pair: Pair) -> None:
-    candidate = GraphCandidate(pair.twin.model, pair.reference, weights=pair.half)
+    candidate = GraphCandidate(pair.cpu.model, pair.reference, weights=pair.half)
     certificate = compare(candidate, expect(pair.reference, ALL_TEXTS), MIN_COSINE["fp32"])
     assert certificate.min_cosine < 1 - 1e-9  # the weights are rounded
     assert certificate.batch_max_abs < 1e-5 * max(1.0, float(np.abs(pair.reference.encode(TEXTS)).max()))
@@ -81,16 +81,16 @@ def test_parity(pair: Pair) -> None:
 def test_every_matrix_is_in_the_other_file(pair: Pair) -> None:
     inline = [tensor for tensor in pair.model.graph.initializer if not tensor.external_data]
     assert all(len(tensor.dims) < 2 or tensor.data_type == onnx.TensorProto.INT64 for tensor in inline)
-    assert pair.twin.inline_bytes == sum(len(tensor.raw_data) for tensor in inline)
-    assert len(pair.twin.model) < len(pair.fp32) / 2
+    assert pair.cpu.inline_bytes == sum(len(tensor.raw_data) for tensor in inline)
+    assert len(pair.cpu.model) < len(pair.fp32) / 2
     weights = {name: weight for name, weight in pair.reference.named_parameters() if weight.ndim == 2}
     encoder = sum(2 * weight.numel() for name, weight in weights.items() if "encoder.pooler" not in name)
     after_pooling = sum(2 * weight.numel() for weight in pair.reference.head.parameters() if weight.ndim == 2)
-    assert pair.twin.shared_bytes == encoder + after_pooling  # FP32 what follows pooling, FP16 all else
+    assert pair.cpu.shared_bytes == encoder + after_pooling  # FP32 what follows pooling, FP16 all else
 
 
 def test_ranges_hold_the_weights(pair: Pair) -> None:
-    """Read as anybody who knows ONNX's external data would."""
+    """Read as ONNX external data."""
     found = {}
     for tensor in pair.model.graph.initializer:
         place = {entry.key: entry.value for entry in tensor.external_data}
@@ -108,7 +108,7 @@ def test_ranges_hold_the_weights(pair: Pair) -> None:
 
 def test_onnxruntime_widens_the_weights_while_loading(pair: Pair, tmp_path: Path) -> None:
     casts = sum(node.op_type == "Cast" for node in pair.model.graph.node)
-    left = optimized(pair.write(tmp_path), tmp_path / "twin-optimized.onnx")
+    left = optimized(pair.write(tmp_path), tmp_path / "cpu-optimized.onnx")
     assert casts > left["", "Cast"]
     assert left == optimized(pair.fp32, tmp_path / "fp32-optimized.onnx")
     assert left["com.microsoft", "MultiHeadAttention"] == LAYERS
@@ -117,7 +117,7 @@ def test_onnxruntime_widens_the_weights_while_loading(pair: Pair, tmp_path: Path
 def test_as_fused_as_the_fp32_artifact(pair: Pair) -> None:
     counts = [
         count_fused(ir.from_proto(onnx.ModelProto.FromString(content)), LAYERS, LAYERS)
-        for content in (pair.twin.model, pair.fp32)
+        for content in (pair.cpu.model, pair.fp32)
     ]
     assert counts[0] == counts[1]
     assert (counts[0].attention, counts[0].gelu) == (LAYERS, LAYERS)
@@ -129,7 +129,7 @@ def test_opens_from_memory(pair: Pair, tmp_path: Path) -> None:
         pytest.skip("needs onnxruntime 1.24")
     weights = bytearray(pair.half)
     settings.add_external_initializers_from_files_in_memory(["model.onnx"], [weights], [len(weights)])
-    session = onnxruntime.InferenceSession(pair.twin.model, settings)
+    session = onnxruntime.InferenceSession(pair.cpu.model, settings)
     weights[:] = bytes(len(weights))  # no longer needed
     ids, mask = pair.reference.tokenize(list(TEXTS))
     inputs = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
@@ -139,15 +139,15 @@ def test_opens_from_memory(pair: Pair, tmp_path: Path) -> None:
 
 def test_weights_that_are_not_in_the_other_file_are_kept(pair: Pair) -> None:
     fused = ir.from_proto(onnx.ModelProto.FromString(pair.fp32))
-    twin = cpu_twin(fused, ir.to_proto(ir.Model(ir.Graph([], [], nodes=[]), ir_version=8)).SerializeToString())
-    assert twin.shared_bytes == 0
-    assert len(twin.model) < 0.75 * len(pair.fp32)  # in FP16
-    candidate = GraphCandidate(twin.model, pair.reference, weights=b"")
+    cpu = make_cpu_graph(fused, ir.to_proto(ir.Model(ir.Graph([], [], nodes=[]), ir_version=8)).SerializeToString())
+    assert cpu.shared_bytes == 0
+    assert len(cpu.model) < 0.75 * len(pair.fp32)  # in FP16
+    candidate = GraphCandidate(cpu.model, pair.reference, weights=b"")
     assert compare(candidate, expect(pair.reference, TEXTS), MIN_COSINE["fp32"]).min_cosine > 0.9999
 
 
 def test_wrong_weights_get_no_certificate(pair: Pair) -> None:
     noise = np.random.default_rng(0).integers(0, 60, len(pair.half), np.uint8).tobytes()
-    candidate = GraphCandidate(pair.twin.model, pair.reference, weights=noise)
+    candidate = GraphCandidate(pair.cpu.model, pair.reference, weights=noise)
     with pytest.raises(ParityError):
         compare(candidate, expect(pair.reference, TEXTS), MIN_COSINE["fp16"])

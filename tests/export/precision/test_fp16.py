@@ -1,4 +1,4 @@
-"""The FP16 graph: typed as it should be, in operators that TensorRT knows, with the reference's vectors."""
+"""The FP16 graph: its types, operators that TensorRT supports, and the reference's vectors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sbert_infer.errors import ParityError
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.graph.trace import OPSET
 from sbert_infer.export.precision import fp16 as half_module
 from sbert_infer.export.precision.fp16 import to_half
@@ -46,7 +46,7 @@ def inputs(reference: Reference, texts: list[str]) -> dict[str, Array]:
 
 
 def emulated_session(content: bytes) -> Any:
-    """As `GraphCandidate` opens it: onnxruntime's own optimizations would take the rounding out."""
+    """As `GraphCandidate` opens it: onnxruntime's optimizations would remove the rounding."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(ir.to_proto(emulate_half(content)).SerializeToString(), options)
@@ -155,7 +155,7 @@ def test_tensorrt_parses_it_with_half_products(half: Half) -> None:
     assert network.get_output(0).dtype == trt.DataType.FLOAT
 
 
-# ------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 # token vectors
 
 
@@ -173,7 +173,7 @@ def test_token_output(make_checkpoint: MakeCheckpoint) -> None:
     assert compare(GraphCandidate(content, reference), expected, MIN_COSINE["fp16"]).min_cosine > 0.9999
 
 
-# ----------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 # emulation
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from sbert_infer.errors import ExportError
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
-from sbert_infer.export.precision.fp16_range import MAX_ACTIVATION, check_overflow, refuse_overflow
+from sbert_infer.export.checkpoint.reader import read_checkpoint
+from sbert_infer.export.precision.fp16_range import MAX_ACTIVATION, refuse_overflow
 from sbert_infer.export.reference.encoder import Reference, load_reference
 from tests.models.checkpoints import FAMILIES, TEXTS
 
@@ -21,6 +21,11 @@ MakeCheckpoint = Callable[..., Path]
 
 def load(make_checkpoint: MakeCheckpoint, family: str = "bert", **options: Any) -> Reference:
     return load_reference(read_checkpoint(make_checkpoint(family, **options)))
+
+
+def check_overflow(reference: Reference, texts: Sequence[str]) -> None:
+    with refuse_overflow(reference):
+        reference.encode(texts)
 
 
 def parameter(reference: Reference, name: str) -> torch.Tensor:

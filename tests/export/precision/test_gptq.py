@@ -11,7 +11,7 @@ from sbert_infer.export.precision.gptq import correction, round_rows
 
 
 def correlated(seed: int, rows: int, width: int) -> np.ndarray:
-    """Activations whose channels go together, as those of a model do."""
+    """Activations with correlated channels, as in a model."""
     random = np.random.default_rng(seed)
     return random.normal(size=(rows, width)) @ random.normal(size=(width, width))
 

@@ -1,4 +1,4 @@
-"""8-bit graphs: independent of the batch, no saturation, outliers tamed, nothing of FP32 left in the encoder."""
+"""8-bit graphs: independent of the batch, no saturation, outliers smoothed, no FP32 products."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 
 from sbert_infer import Engine
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.precision import int8
 from sbert_infer.export.reference.encoder import load_reference
@@ -27,7 +27,7 @@ ALONE_OR_NOT = 1e-6
 LIMIT = 24  # tokens: the certificate of a short one is quick
 OUTLIER = 5  # a channel
 
-# As people write them, none of them among the texts that are calibrated on by default.
+# Natural texts, none of which is used for calibration by default.
 SENTENCES = (
     "The harbour was quiet before the storm arrived.",
     "How many calories are in a slice of rye bread?",
@@ -133,7 +133,7 @@ def test_zeros_stay_zeros() -> None:
 
 
 def test_what_comes_out_of_a_gelu_is_rounded_twice_as_finely() -> None:
-    """And the little that is negative is not cut off."""
+    """The few negative values are not cut off."""
     x = np.linspace(-6, 6, 4 * 100, dtype=np.float32).reshape(1, 100, 4)
     x[..., 0] = 6  # so that every token has a large value: its step is then 6 / 223, not 6 / 127
     model = product_graph(np.eye(4, dtype=np.float32))
@@ -174,7 +174,7 @@ def product_batch(x: Array) -> dict[str, Any]:
     return {"x": x, "attention_mask": np.ones(x.shape[:2], np.int64)}
 
 
-# -------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 # smoothing
 
 

@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 
 from sbert_infer import Engine
 from sbert_infer.errors import CheckpointError, ExportError, SbertInferWarning, TruncationError
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions, export
 from tests.models.checkpoints import ODD_TEXTS, TEXTS
 
@@ -46,7 +46,7 @@ def exported(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.Temp
 
 
 def plain(model: SentenceTransformer, layers: Layers, text: str) -> tuple[dict[int, float], Any]:
-    """The weights of a text's words, and the vectors of its tokens but the first, as eager torch."""
+    """Eager weights of a text's words, and vectors of its tokens except the first."""
     tokenizer: Any = model.tokenizer
     ids = tokenizer([text], truncation=True)["input_ids"][0]
     (hidden,) = model.encode([text], output_value="token_embeddings")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from sbert_infer.errors import CheckpointError
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.reference.encoder import Reference, load_reference
 from tests.models.checkpoints import FAMILIES, MAX_LENGTH, ODD_TEXTS, TEXTS, edit_json
 from tests.models.graphs import assert_close
@@ -63,7 +63,7 @@ def test_pooling_mode(mode: str, padding_side: str, make_checkpoint: MakeCheckpo
 
 @pytest.mark.parametrize("mode", MODES)
 def test_padding_on_the_left_of_counted_positions(mode: str, make_checkpoint: MakeCheckpoint) -> None:
-    """BERT counts positions from the first column: padded on the left, theirs depend on the batch. Ours do not."""
+    """BERT counts positions from the first column, so padding on the left changes its vectors."""
     path = make_checkpoint(pooling=(mode,), normalize=False, padding_side="left")
     model = SentenceTransformer(str(path), device="cpu")
     alone = np.stack([model.encode(text) for text in ALL_TEXTS])
@@ -230,7 +230,7 @@ def test_exportable_with_dynamic_shapes(options: dict[str, Any], make_checkpoint
         torch.testing.assert_close(exported(*args), model(*args), rtol=0, atol=1e-5)
 
 
-# ------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 # broken weights
 
 

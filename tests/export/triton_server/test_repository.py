@@ -1,4 +1,4 @@
-"""The Triton repository: its configurations by Triton's own definition, its steps by a double of the server.
+"""The Triton repository: configurations by Triton's definition, steps by a double of the server.
 
 The server itself does not run here: `tests/doubles/triton.py` says what stands in for it.
 """
@@ -54,7 +54,7 @@ PROMPTED: dict[str, Any] = {
     "truncate_dim": 24,
     "normalize": False,
 }
-PLAIN = {"include_prompt": True, "truncate_dim": None}  # what an engine can do in Triton
+PLAIN = {"include_prompt": True, "truncate_dim": None}  # what a TensorRT engine can do in Triton
 ALL = [*ODD_TEXTS, *TEXTS]
 CLOSE = 1e-5  # of vectors about 5 long: padded to another length, sums are taken in another order
 
@@ -66,7 +66,7 @@ def prompted(export_checkpoint: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def plan(prompted: Path, graph_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model in FP16, without engines. It has no graph for CPUs, which Triton has no use for."""
+    """The same model in FP16, without TensorRT engines and without a CPU graph."""
     path = tmp_path_factory.mktemp("plan") / "bert.plan"
     artifact = open_artifact(prompted)
     with path.open("wb") as file:
@@ -85,7 +85,7 @@ def plan(prompted: Path, graph_of: Callable[..., Path], tmp_path_factory: pytest
 
 @pytest.fixture(scope="module")
 def minilm_step(prompted: Path, minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> PythonModel:
-    """The tokenizer step with MiniLM's real tokenizer, padding on the left, and any graph behind it."""
+    """The tokenizer step with MiniLM's real tokenizer, padding on the left, and any graph."""
     folder = tmp_path_factory.mktemp("minilm")
     content = (minilm_path / "tokenizer.json").read_text(encoding="utf-8")
     model = onnx.load(prompted)
@@ -116,7 +116,7 @@ def vectors(server: Server, name: str, *requests: Request) -> npt.NDArray[np.flo
 
 
 def with_engines(plan: Path, target: Path, *engines: EngineFile, **changes: Any) -> Path:
-    """A copy of the plan with these engines, which are not real ones."""
+    """A copy of the plan with these TensorRT engines, which are not real."""
     opened = open_plan(plan)
     with target.open("wb") as file:
         write_plan(
@@ -378,7 +378,7 @@ def test_the_command_exports_and_writes_the_repository(
     make_checkpoint: Callable[..., Path], prompted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def copy(source: str, target: Path, *_: object, **__: object) -> Manifest:
-        """In place of an export, which other tests do: it takes a while."""
+        """Replaces the export, which takes a while and is tested elsewhere."""
         return open_artifact(shutil.copy(prompted, target)).manifest
 
     monkeypatch.setattr(exporter, "export", copy)

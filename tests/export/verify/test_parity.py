@@ -15,11 +15,11 @@ import torch
 from sbert_infer import Engine
 from sbert_infer.artifact import open_artifact
 from sbert_infer.errors import ParityError
-from sbert_infer.export import exporter
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
+from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions, export
+from sbert_infer.export.families import sentence
 from sbert_infer.export.reference.encoder import Reference, load_reference
-from sbert_infer.export.verify.parity import MIN_COSINE, _overlap, certify, cosine, mixed_batches
+from sbert_infer.export.verify.parity import MIN_COSINE, _overlap, certify, cosine, expect, mixed_batches
 from tests.models.checkpoints import ODD_TEXTS, TEXTS
 
 MakeCheckpoint = Callable[..., Path]
@@ -43,7 +43,7 @@ def perturbed(model: ir.Model, change: Callable[[Any], Any]) -> ir.Model:
 
 def test_good_artifact(reference: Reference, export_checkpoint: MakeCheckpoint) -> None:
     done: list[int] = []
-    certificate = certify(export_checkpoint(), reference, ALL_TEXTS, MIN_COSINE["fp32"], done.append)
+    certificate = certify(export_checkpoint(), expect(reference, ALL_TEXTS), MIN_COSINE["fp32"], done.append)
     assert certificate.texts == len(ALL_TEXTS)
     assert certificate.threshold == 0.9999
     assert 0.99999 < certificate.min_cosine <= certificate.mean_cosine <= 1 + 1e-9
@@ -55,7 +55,7 @@ def test_good_artifact(reference: Reference, export_checkpoint: MakeCheckpoint) 
 
 def test_certificate_is_what_was_measured(reference: Reference, export_checkpoint: MakeCheckpoint) -> None:
     path = export_checkpoint(int8=True)
-    certificate = certify(path, reference, ALL_TEXTS, 0.5)
+    certificate = certify(path, expect(reference, ALL_TEXTS), 0.5)
     expected = reference.encode(ALL_TEXTS)
     with Engine(path, on_truncate="ignore") as engine:
         vectors = engine.encode(ALL_TEXTS)
@@ -72,7 +72,7 @@ def test_bad_artifact(
     before = target.read_bytes()
     noise = np.random.default_rng(0)
     monkeypatch.setattr(
-        exporter, "convert", lambda *_, **__: perturbed(traced(), lambda w: w + noise.random(w.shape, np.float32))
+        sentence, "convert", lambda *_, **__: perturbed(traced(), lambda w: w + noise.random(w.shape, np.float32))
     )
     with pytest.raises(ParityError) as caught:
         export(reference.checkpoint.source, target, ExportOptions(max_length=8, force=True))
@@ -90,28 +90,28 @@ def test_bad_artifact(
 def test_nan_in_the_graph(
     reference: Reference, traced: Callable[[], ir.Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporter, "convert", lambda *_, **__: perturbed(traced(), lambda w: w * np.float32(np.nan)))
+    monkeypatch.setattr(sentence, "convert", lambda *_, **__: perturbed(traced(), lambda w: w * np.float32(np.nan)))
     with pytest.raises(ParityError, match="gives NaN or infinity") as caught:
         export(reference.checkpoint.source, tmp_path / "model.onnx", SHORT)
     assert "nothing was written" in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
-def test_nan_in_the_checkpoint(reference: Reference, export_checkpoint: MakeCheckpoint) -> None:
+def test_nan_in_the_checkpoint(reference: Reference) -> None:
     with torch.no_grad():
         next(reference.encoder.parameters())[5:] = torch.nan
     with pytest.raises(ParityError, match=r"the checkpoint itself, in PyTorch, .* of \d+ texts"):
-        certify(export_checkpoint(), reference, ALL_TEXTS, 0.99)
+        expect(reference, ALL_TEXTS)
 
 
 def test_prompts_are_compared(make_checkpoint: MakeCheckpoint, export_checkpoint: MakeCheckpoint) -> None:
     path = export_checkpoint()
     checkpoint = replace(read_checkpoint(make_checkpoint()), prompts={"query": "Find this: "})
-    assert certify(path, load_reference(checkpoint), TEXTS, 0.9999).min_cosine > 0.9999
+    assert certify(path, expect(load_reference(checkpoint), TEXTS), 0.9999).min_cosine > 0.9999
     modules = (replace(checkpoint.pooling, include_prompt=False), *checkpoint.modules[1:])
     other = load_reference(replace(checkpoint, modules=modules))  # differs only where there is a prompt
     with pytest.raises(ParityError, match="the lowest cosine"):
-        certify(path, other, TEXTS, 0.9999)
+        certify(path, expect(other, TEXTS), 0.9999)
 
 
 def test_the_certificate_is_in_the_file(export_checkpoint: MakeCheckpoint) -> None:

@@ -22,6 +22,7 @@ from sbert_infer.errors import ExportError, ParityError, TruncationError
 from sbert_infer.export import exporter
 from sbert_infer.export.cli import main
 from sbert_infer.export.exporter import ExportOptions, export
+from sbert_infer.export.families import sentence
 from sbert_infer.serve.settings import ModelFile, Settings
 from tests.models.checkpoints import ODD_TEXTS, TEXTS
 from tests.models.graphs import Array, assert_close, open_session, tokens
@@ -121,7 +122,7 @@ def test_token_vectors_of_many_callers_say_what_was_cut(exported: tuple[Path, Pa
 
 
 def test_manifests_without_outputs_stay_readable(exported: tuple[Path, Path]) -> None:
-    """What was written before there was a choice is read as before, and a plain artifact is still written that way."""
+    """Older manifests without `outputs` are readable, and plain artifacts are still written so."""
     manifest = open_artifact(exported[1]).manifest
     plain = replace(manifest, outputs=("sentence_embedding",))
     assert '"outputs"' in manifest.to_json()
@@ -133,7 +134,7 @@ def test_manifests_without_outputs_stay_readable(exported: tuple[Path, Path]) ->
 def test_wrong_token_vectors_are_refused(
     exported: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though the sentence vectors are right."""
+    """They are refused even if the sentence vectors are right."""
     model = onnx.load(exported[1])
     del model.metadata_props[:]
     (output,) = (node for node in model.graph.node if "token_embeddings" in node.output)
@@ -141,7 +142,7 @@ def test_wrong_token_vectors_are_refused(
         node.input[:] = ["right" if name == "token_embeddings" else name for name in node.input]
     output.output[list(output.output).index("token_embeddings")] = "right"
     model.graph.node.append(onnx.helper.make_node("Sin", ["right"], ["token_embeddings"]))
-    monkeypatch.setattr(exporter, "convert", lambda reference, **options: ir.from_proto(model))
+    monkeypatch.setattr(sentence, "convert", lambda reference, **options: ir.from_proto(model))
     monkeypatch.setattr(exporter, "tune", lambda converted: converted)
     with pytest.raises(ParityError, match="lowest cosine of a token's vector"):
         export(exported[0], tmp_path / "wrong.onnx", ExportOptions(outputs=("sentence", "tokens")))

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from sbert_infer import Engine
 from sbert_infer.encode import late_chunking
 from sbert_infer.encode.late_chunking import check_can_pool, plan_windows
-from sbert_infer.export.checkpoint import reader as source
-from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions, export
-from sbert_infer.export.reference.encoder import load_reference
+from sbert_infer.export.families import family
+from sbert_infer.export.families.sentence import SentenceEncoder
 from tests.models.checkpoints import ODD_TEXTS, TEXTS
 from tests.models.graphs import Array, assert_close
 from tests.models.multi_vectors import one_thread
@@ -47,7 +46,7 @@ def export_tokens(once: Callable[..., Path]) -> Callable[..., Path]:
     def make(key: str, checkpoint: Path, **options: Any) -> Path:
         def write(target: Path) -> None:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(source, "probe_texts", lambda *_: list(TEXTS))
+                patch.setattr(family, "probe_texts", lambda *_: list(TEXTS))
                 export(checkpoint, target, ExportOptions(outputs=("sentence", "tokens"), **options))
 
         return once(f"tokens of {key}", "tokens.onnx", write)
@@ -207,10 +206,12 @@ def test_what_cannot_be_pooled(real: Engine, make_checkpoint: Callable[..., Path
         check_can_pool(replace(real.manifest, outputs=("sentence_embedding",)))
     with pytest.raises(ValueError, match="has cls\\+mean pooling: spans need mean pooling"):
         check_can_pool(replace(real.manifest, pooling=("cls", "mean")))
-    reference = load_reference(read_checkpoint(make_checkpoint(dense=({"out_features": 32},), layer_norm=True)))
-    manifest = source._draft_manifest(reference, ExportOptions(outputs=("sentence", "tokens")))
+    folder = make_checkpoint(dense=({"out_features": 32},), layer_norm=True)
+    encoder = SentenceEncoder.read(folder, ExportOptions(outputs=("sentence", "tokens")))
+    encoder.load()
+    encoder.prepare()
     with pytest.raises(ValueError, match="has Dense, LayerNorm behind its pooling, in the graph"):
-        check_can_pool(manifest)
+        check_can_pool(encoder.draft)
     with pytest.raises(ValueError, match="1 documents, but spans of 2"):
         real.encode_spans(["a"], [[(0, 1)], [(0, 1)]])
 

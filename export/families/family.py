@@ -1,0 +1,129 @@
+"""The interface of a kind of model, which `exporter.py` calls and the other modules implement."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import onnx_ir as ir
+import onnxruntime
+import tokenizers
+import torch
+import transformers
+
+import sbert_infer
+from sbert_infer.artifact.manifest import Manifest
+from sbert_infer.errors import ExportError
+from sbert_infer.export.checkpoint.checkpoint import Checkpoint, weights_sha256
+from sbert_infer.export.checkpoint.transformer import TokenCounter, plain_tokenizer_json, token_counter
+from sbert_infer.export.options import ExportOptions
+from sbert_infer.export.precision.int8 import Batch
+from sbert_infer.export.reference.encoder import Encoder
+from sbert_infer.export.verify.probe_texts import probe_texts
+
+__all__ = ["Family"]
+
+
+class Family(ABC):
+    """A checkpoint of one kind of model, on its way to an artifact.
+
+    The calls come in this order: `recognises`, `read`, `check_options`, `load`, `prepare`, `trace`,
+    `calibration` (for 8 bits) and `certify`. Nothing but the last depends on the precision, so
+    several artifacts can be made from one object.
+    """
+
+    kind: ClassVar[str]  # in messages: "cross-encoder"
+    unit: ClassVar[str] = "texts"  # what `probes` are
+
+    reference: Encoder  # from `load` on
+    tokenizer_json: str  # from `prepare` on, as is what follows
+    probes: Sequence[Any]  # texts, or pairs of texts, to compare the artifact with the reference on
+    draft: Manifest  # complete except for precision, fusion and parity
+
+    def __init__(self, checkpoint: Checkpoint, options: ExportOptions) -> None:
+        self.checkpoint, self.options = checkpoint, options
+
+    @classmethod
+    @abstractmethod
+    def recognises(cls, path: Path, route: str | None) -> bool:
+        """Whether the folder `path` holds such a model. An unreadable one belongs to no kind."""
+
+    @classmethod
+    @abstractmethod
+    def read(cls, source: str | Path, options: ExportOptions) -> Family:
+        """Read and validate the files; raises `CheckpointError`. The weights stay on disk."""
+
+    def check_options(self) -> None:
+        """Raise `ExportError` for options that this kind of model does not have."""
+        if len(self.options.outputs) > 1 or self.options.route is not None:
+            raise ExportError(
+                f"--outputs and --route are for sentence encoders, and this is a {self.kind}: leave them out"
+            )
+
+    @abstractmethod
+    def load(self) -> None:
+        """Load the weights into the eager reference; raises `CheckpointError`."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """One line about the checkpoint."""
+
+    def prepare(self) -> None:
+        """Prepare what every artifact needs beside the graph: tokenizer, probes and manifest."""
+        self.tokenizer_json = plain_tokenizer_json(self.reference.tokenizer)
+        self.probes = self._make_probes(token_counter(self.tokenizer_json))
+        self.draft = self._draft_manifest()
+
+    @abstractmethod
+    def trace(self, *, portable: bool = False) -> ir.Model:
+        """Convert the reference to a graph: of standard operators, or fused for onnxruntime."""
+
+    @abstractmethod
+    def calibration(self, texts: Sequence[str]) -> Iterator[Batch]:
+        """Batches of the user's `texts`, or of some of the probes if there are none."""
+
+    @abstractmethod
+    def certify(self, path: Path, precision: str, threshold: float, progress: Callable[[int], object]) -> Any:
+        """Compare the artifact at `path` with the reference; return its certificate, a dataclass.
+
+        Raises `ParityError` below `threshold`. The reference runs once for all artifacts.
+        `progress` takes the number of probes that are done; each is counted twice.
+        """
+
+    def _make_probes(self, count_tokens: TokenCounter) -> Sequence[Any]:
+        """The probes, up to the model's limit."""
+        return probe_texts(count_tokens, self.checkpoint.max_length)
+
+    @abstractmethod
+    def _draft_manifest(self) -> Manifest:
+        """The manifest, without precision, fusion and parity."""
+
+    def common_manifest(self, **own: Any) -> Manifest:
+        """A manifest with what all kinds of model have, and with the `own` values of this one."""
+        checkpoint, tokenizer = self.checkpoint, self.reference.tokenizer
+        return Manifest(
+            name=checkpoint.name,
+            architecture=checkpoint.model_type,
+            precision="",
+            max_length=checkpoint.max_length,
+            prompts=checkpoint.prompts,
+            default_prompt_name=checkpoint.default_prompt_name,
+            similarity=checkpoint.similarity,
+            pad_id=tokenizer.pad_token_id,
+            padding_side=tokenizer.padding_side,
+            truncation_side=tokenizer.truncation_side,
+            weights_sha256=weights_sha256(checkpoint),
+            parity={},
+            fusion={},
+            versions=_versions(),
+            **own,
+        )
+
+
+def _versions() -> dict[str, str]:
+    """Versions of the packages that an artifact is made with."""
+    modules: list[Any] = [sbert_infer, torch, transformers, tokenizers, onnxruntime]
+    return {module.__name__: module.__version__ for module in modules}
