@@ -16,19 +16,6 @@ from sbert_infer.bench.errors import BenchError, WorkloadError
 from sbert_infer.bench.workloads import WORKLOADS, make_workload, read_workload
 from sbert_infer.errors import SbertInferError
 
-__all__ = [
-    "DATASET",
-    "FILE",
-    "OUTPUT",
-    "check_outputs",
-    "finish",
-    "make_workloads",
-    "plain_errors",
-    "progress_line",
-    "temporary_folder",
-    "text_options",
-]
-
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 DATASET = click.Path(exists=True, path_type=Path)  # a file, or a folder
 OUTPUT = click.Path(dir_okay=False, path_type=Path)

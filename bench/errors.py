@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from sbert_infer.errors import SbertInferError
 
-__all__ = ["BenchError", "DatasetError", "ResultsError", "WorkerError", "WorkloadError"]
-
 
 class BenchError(SbertInferError):
     """A benchmark that can't be run as asked."""

@@ -29,8 +29,6 @@ from sbert_infer.text.pair_tokenizer import PairTokenizer
 from sbert_infer.text.tokenizer import Tokenizer
 from sbert_infer.types import Text
 
-__all__ = ["Settings", "run_session"]
-
 Progress = Callable[[str], object]
 
 

@@ -8,18 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "PERCENTILES",
-    "correlation",
-    "cosines",
-    "flops",
-    "median",
-    "paired_ratio",
-    "percentiles",
-    "round_ratios",
-    "spearman",
-]
-
 PERCENTILES = (50, 95, 99)
 
 Floats = npt.NDArray[np.float64]

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from sbert_infer.bench.errors import WorkloadError
 
-__all__ = ["WORKLOADS", "make_pairs", "make_workload", "read_workload"]
-
 # Modules with much prose in their docstrings and no side effects on import.
 _MODULES = """
 argparse ast collections concurrent.futures configparser contextlib csv datetime decimal difflib doctest email.message

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from sbert_infer.errors import ExportError
 
-__all__ = ["ExportOptions", "Step", "default_output", "silent"]
-
 MAX_BATCH_TOKENS = 16384  # of a plan's TensorRT engines: enough to fill a large GPU, not measured on one yet
 
 # Announces a step: name, detail, number of texts. Its context yields a function that takes the

@@ -36,8 +36,6 @@ from sbert_infer.export.verify.parity import MIN_COSINE, Certificate, Expected, 
 from sbert_infer.export.write import MAX_PROTOBUF_BYTES, check_free, weight_bytes
 from sbert_infer.text.tokenizer import Tokenizer
 
-__all__ = ["PlanWriter"]
-
 _SOME = 512  # of the user's texts are run to find overflows, besides the probe texts
 
 

@@ -11,9 +11,6 @@ from sbert_infer.artifact.manifest import ENCODER, MULTI_VECTOR, RERANKER, SPARS
 from sbert_infer.artifact.plan_file import Plan
 from sbert_infer.encode.multi_vector import role_of
 
-__all__ = ["inspect", "summarize", "warnings"]
-
-
 # -------------------------------------------------------------------------------------------------
 # after an export
 

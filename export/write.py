@@ -19,8 +19,6 @@ from sbert_infer.artifact.manifest import DataFile, Manifest
 from sbert_infer.artifact.onnx_file import append_metadata, sha256
 from sbert_infer.errors import ArtifactError, ExportError
 
-__all__ = ["MAX_PROTOBUF_BYTES", "StagedArtifact", "check_free", "check_target", "stage", "weight_bytes"]
-
 # Protobuf's limit is 2 GiB, less room for the graph and the tokenizer (some have 30 MB).
 MAX_PROTOBUF_BYTES = 2**31 - 2**27
 _LOCK = "lock"  # in a staging folder

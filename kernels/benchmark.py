@@ -14,8 +14,6 @@ import torch
 from sbert_infer.kernels.mean_pool import mean_pool
 from sbert_infer.kernels.reference import mean_pool_reference
 
-__all__ = ["main"]
-
 # [batch, length, hidden]: MiniLM, BERT base, large; short, typical, long texts; few, many rows.
 SHAPES = [(1, 128, 384), (32, 128, 384), (256, 128, 384), (256, 128, 768), (64, 512, 1024), (8, 8192, 768)]
 COPY_BYTES = 1 << 29

@@ -15,8 +15,6 @@ import torch
 
 from sbert_infer.kernels.mean_pool_triton import mean_pool_combine_kernel, mean_pool_kernel, mean_pool_spans_kernel
 
-__all__ = ["CHUNK_TOKENS", "Split", "Tiles", "launch_mean_pool", "launch_mean_pool_spans", "pick_split", "pick_tiles"]
-
 # Tokens are summed in chunks of this size. It is a constant because the order of the additions must
 # not depend on the batch. Most sentences are one chunk, so a single launch pools them; the chunks
 # of a long text can go to several programs.

@@ -14,8 +14,6 @@ import torch
 
 from sbert_infer.kernels.reference import mean_pool_reference, mean_pool_spans_reference
 
-__all__ = ["mean_pool", "mean_pool_packed", "mean_pool_spans"]
-
 _HIDDEN_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _OUT_DTYPES = (torch.float16, torch.float32)
 _MASK_DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

@@ -22,8 +22,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["mean_pool_combine_kernel", "mean_pool_kernel", "mean_pool_spans_kernel"]
-
 
 @triton.jit
 def _keep(mask_chunk, tokens, size, stride_mask, HAS_MASK: tl.constexpr):

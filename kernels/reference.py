@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["mean_pool_reference", "mean_pool_spans_reference"]
-
 
 def mean_pool_reference(
     hidden: torch.Tensor, mask: torch.Tensor, *, normalize: bool = False, out_dtype: torch.dtype = torch.float32

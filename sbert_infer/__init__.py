@@ -4,7 +4,7 @@
 >>> Engine("model.onnx").encode(["a text", "another"])  # doctest: +SKIP
 """
 
-from sbert_infer.async_engine import AsyncEngine, AsyncStats
+from sbert_infer.async_engine import AsyncEngine
 from sbert_infer.encode.output import EncodeStats
 from sbert_infer.engine import Engine
 from sbert_infer.errors import (
@@ -27,6 +27,7 @@ from sbert_infer.errors import (
     WorkerError,
 )
 from sbert_infer.reranker import Reranker
+from sbert_infer.scheduling.stats import AsyncStats
 from sbert_infer.types import Encoded
 
 __version__ = "0.1.0"

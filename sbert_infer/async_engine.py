@@ -31,8 +31,6 @@ from sbert_infer.scheduling.stats import AsyncStats, CallCounts
 from sbert_infer.text.inputs import as_list, as_pairs, as_texts, check_pairs, check_texts
 from sbert_infer.types import Encoded, Observe, OnTruncate, Side, Text
 
-__all__ = ["AsyncEngine", "AsyncStats"]
-
 Vectors = npt.NDArray[np.float32]
 _KINDS = (ENCODER, RERANKER, SPARSE_ENCODER)
 

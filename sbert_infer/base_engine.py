@@ -19,8 +19,6 @@ from sbert_infer.text.pair_tokenizer import PairTokenizer
 from sbert_infer.text.tokenizer import Tokenizer
 from sbert_infer.types import OnTruncate, Text
 
-__all__ = ["BaseEngine", "EvaluationMetrics"]
-
 Self = TypeVar("Self", bound="BaseEngine")
 
 

@@ -34,8 +34,6 @@ from sbert_infer.similarity import (
 )
 from sbert_infer.text.inputs import as_list, as_texts, check_texts
 
-__all__ = ["Engine"]
-
 
 class Engine(BaseEngine):
     """Encodes texts with an exported model.

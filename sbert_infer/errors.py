@@ -27,28 +27,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-__all__ = [
-    "ArtifactError",
-    "CallTooLargeError",
-    "CheckpointError",
-    "CorruptError",
-    "DeadlineError",
-    "EmbedError",
-    "EngineError",
-    "ExportError",
-    "OverloadedError",
-    "ParityError",
-    "RetryableError",
-    "SbertInferError",
-    "SbertInferWarning",
-    "TextError",
-    "TruncationError",
-    "VersionError",
-    "WorkerError",
-    "warn",
-]
-
-
 _SOONEST_RETRY_S = 0.1  # with less, all refused clients would come back at once
 
 

@@ -16,8 +16,6 @@ from sbert_infer.encode.results import progress_bar, to_torch
 from sbert_infer.text.inputs import as_pairs, check_pairs, check_text
 from sbert_infer.types import Pair
 
-__all__ = ["Reranker", "activate", "softmax"]
-
 Scores = npt.NDArray[np.float32]
 Activation = str | Callable[[Any], Any]
 

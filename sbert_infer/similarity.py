@@ -15,20 +15,6 @@ import numpy.typing as npt
 
 from sbert_infer.errors import EngineError
 
-__all__ = [
-    "MULTI_SIMILARITIES",
-    "SIMILARITIES",
-    "as_csr",
-    "maxsim",
-    "maxsim_pairwise",
-    "pairwise_similarity",
-    "scipy_sparse",
-    "similarity",
-    "sparse_pairwise_similarity",
-    "sparse_similarity",
-    "unit_rows",
-]
-
 Array = npt.NDArray[np.floating[Any]]
 
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")

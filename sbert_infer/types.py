@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["Encoded", "Observe", "OnTruncate", "Pair", "Side", "Text"]
-
 Pair = tuple[str, str]  # two texts that a reranker scores
 Text = str | Pair  # one row of a batch
 

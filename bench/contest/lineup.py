@@ -16,21 +16,6 @@ from sbert_infer.artifact.manifest import RERANKER, Artifact
 from sbert_infer.artifact.plan_file import Plan
 from sbert_infer.bench.errors import BenchError
 
-__all__ = [
-    "BATCH_SIZES",
-    "EAGER",
-    "MAX_ERROR",
-    "MIN_CORRELATION",
-    "MIN_COSINE",
-    "PACKAGES",
-    "TUNED",
-    "Contestant",
-    "choose",
-    "file_mb",
-    "line_up",
-    "not_installed",
-]
-
 EAGER = "eager PyTorch"
 TUNED = ", tuned"  # suffix of the name of a tuned entry
 BATCH_SIZES = (8, 16, 32, 64, 128)  # tried for each rival's tuned entry

@@ -13,8 +13,6 @@ from sbert_infer.artifact.manifest import ENCODER, RERANKER, Artifact
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.bench.errors import BenchError
 
-__all__ = ["ModelsUnderTest", "check_weights", "open_models"]
-
 
 @dataclass(frozen=True)
 class ModelsUnderTest:

@@ -15,8 +15,6 @@ from typing import Any
 
 from sbert_infer.bench.errors import WorkerError
 
-__all__ = ["RemoteWorker"]
-
 _SCRIPT = Path(__file__).resolve().parents[1] / "inside" / "worker.py"
 # No library may use the network or send telemetry while another one is timed.
 _QUIET = {

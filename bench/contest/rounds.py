@@ -19,8 +19,6 @@ from sbert_infer.bench.errors import BenchError, WorkerError
 from sbert_infer.bench.stats import correlation, cosines
 from sbert_infer.types import Text
 
-__all__ = ["Contest", "Difference", "Entrant"]
-
 Vectors = npt.NDArray[Any]
 
 _WARM_UP_EVERY = 4  # a quarter of the texts

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["describe_checkpoint", "flops_polynomial", "gemm_gflops"]
-
 Spec = dict[str, Any]  # `checkpoint`, `pairs` if it is a cross-encoder, `trust_remote_code`
 
 

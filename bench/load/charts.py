@@ -10,8 +10,6 @@ from sbert_infer.bench.load.results import SATURATION, LoadResults, LoadRow
 from sbert_infer.bench.report.svg_parts import WIDTH, Frame, Scale, axis_text, linear_scale, log_scale, nice_ticks, svg
 from sbert_infer.bench.stats import PERCENTILES
 
-__all__ = ["COLOURS", "goodput_chart", "latency_against_load"]
-
 COLOURS = 5
 _FRAME = Frame(height=440)
 _BEYOND = 1.5  # times saturation: heavier loads would squeeze all others into a corner

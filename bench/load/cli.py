@@ -32,8 +32,6 @@ from sbert_infer.bench.load.table import render_load
 from sbert_infer.bench.load.target import Target, is_url, parse_target
 from sbert_infer.bench.report.results import write_reports
 
-__all__ = ["load"]
-
 EXAMPLES = """\b
 Examples:
   sbert-bench --serve http://127.0.0.1:8080              each vector checked against that of the text alone

@@ -21,8 +21,6 @@ from typing import Any, TypeVar
 
 from sbert_infer.bench.load.target import Target
 
-__all__ = ["Exchange", "LoadClient", "run_loop"]
-
 MAX_CONNECTIONS = 4096  # with all of them busy, a request waits for one, which counts as latency
 _OTHER_FILES = 128  # open files allowed besides connections
 _SWEEP_S = 0.05

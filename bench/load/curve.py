@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from sbert_infer.bench.load.results import SATURATION, LoadResults, LoadRow
 from sbert_infer.bench.stats import median, round_ratios
 
-__all__ = ["Comparison", "compare_servers", "load_within", "p99_at", "recovery_time"]
-
 EQUAL_LOAD = 0.7  # share of the slowest server's saturation at which p99s are compared
 _CALM = 10  # responses in a row that must be as fast as usual for a server to have recovered
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from sbert_infer.bench.load.results import LONE, SATURATION, LoadResults, LoadRow
 from sbert_infer.bench.stats import median, round_ratios
 
-__all__ = ["Goal", "goals"]
-
 _FLAT = 1.1  # memory after an overload, against before it
 
 

@@ -12,8 +12,6 @@ import numpy.typing as npt
 from sbert_infer.bench.contest.process import RemoteWorker
 from sbert_infer.bench.errors import BenchError, WorkerError
 
-__all__ = ["Offline"]
-
 
 class Offline:
     """An artifact's `Engine` or a checkpoint's eager model, stopped while servers run."""

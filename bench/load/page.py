@@ -9,8 +9,6 @@ from sbert_infer.bench.load.results import SATURATION, LoadResults
 from sbert_infer.bench.load.table import comparison_lines, describe_load, goal_cells, load_cells
 from sbert_infer.bench.report.html_parts import headline, html_page, html_table, legend, measured_on
 
-__all__ = ["render_load_page"]
-
 _SERVER_COLOURS = ("var(--ours)", "var(--eager)", "#7c6fd6", "#c45f9b", "var(--rival)")
 _STYLE = """
 .curve{fill:none;stroke-width:1.6}.curve.p99{stroke-width:3}.curve.p50{stroke-dasharray:2 4}.p95{opacity:.6}

@@ -11,8 +11,6 @@ import numpy as np
 
 from sbert_infer.bench.stats import median, percentiles
 
-__all__ = ["LONE", "SATURATION", "LoadResults", "LoadRow", "Turn", "summarise"]
-
 LONE, SATURATION = "lone", "saturation"  # the two levels at which clients wait for responses
 FORMAT_VERSION = 2  # 2: figures of the rounds
 

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from sbert_infer.bench.errors import BenchError
 
-__all__ = ["Level", "group_texts", "parse_levels", "parse_sizes", "poisson_arrivals", "request_order"]
-
 _LEVEL = re.compile(r"(\d+(?:\.\d+)?)(%|x|)")
 _SIZES = re.compile(r"(\d+)(?:-(\d+))?")
 

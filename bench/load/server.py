@@ -19,8 +19,6 @@ from sbert_infer.bench.load.schedule import Level, group_texts, parse_levels, po
 from sbert_infer.bench.load.target import Target, count_wrong, decode_response, memory_mb
 from sbert_infer.bench.stats import percentiles
 
-__all__ = ["LoadServer", "LoadSettings"]
-
 _OVERLOAD = 1.5  # share of the saturation from which on the recovery is watched
 _WATCH_LOAD = 0.2  # share of the saturation, spaced evenly so that probes don't queue up
 _USUAL = 2.0  # times the lone request's p99: slowest response that counts as normal

@@ -16,8 +16,6 @@ from sbert_infer.bench.load.server import LoadServer, LoadSettings
 from sbert_infer.bench.load.target import Target
 from sbert_infer.bench.report.machine import machine_stamp
 
-__all__ = ["run_load"]
-
 _BOUND = 4.0  # times the first server's p99 of a lone request
 Progress = Callable[[str], object]
 

@@ -11,8 +11,6 @@ from sbert_infer.bench.load.goals import goals
 from sbert_infer.bench.load.results import LoadResults, LoadRow
 from sbert_infer.bench.report.table import render_cells
 
-__all__ = ["comparison_lines", "describe_load", "goal_cells", "load_cells", "render_load"]
-
 Cells = tuple[list[str], list[list[str]]]
 
 

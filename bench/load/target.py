@@ -21,8 +21,6 @@ import numpy.typing as npt
 from sbert_infer.bench.errors import BenchError
 from sbert_infer.bench.stats import cosines
 
-__all__ = ["Target", "count_wrong", "decode_response", "is_url", "memory_mb", "parse_target"]
-
 Vectors = npt.NDArray[np.float32]
 
 _NAMED_URL = re.compile(r"(?:(?P<name>[^=/]+)=)?(?P<url>https?://.+)")

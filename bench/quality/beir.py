@@ -10,8 +10,6 @@ from typing import Any
 from sbert_infer.bench.errors import DatasetError
 from sbert_infer.bench.quality.dataset_files import Record, is_table, read_records
 
-__all__ = ["Retrieval", "read_beir"]
-
 Grades = dict[str, dict[str, int]]  # query id -> document id -> how relevant it is
 
 

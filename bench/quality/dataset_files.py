@@ -13,8 +13,6 @@ from typing import Any, TextIO
 
 from sbert_infer.bench.errors import DatasetError
 
-__all__ = ["Record", "is_table", "read_records"]
-
 Record = dict[str, Any]  # lower-case column name -> value
 
 _JSON = (".jsonl", ".json", ".ndjson")

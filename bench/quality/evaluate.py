@@ -17,8 +17,6 @@ from sbert_infer.bench.quality.labelled_pairs import read_labels, read_scores
 from sbert_infer.bench.quality.tasks import AP, SPEARMAN, Block, PairTask, RetrievalTask, Scorer, Task
 from sbert_infer.bench.report.results import Row
 
-__all__ = ["add_quality", "evaluate", "make_tasks"]
-
 Progress = Callable[[str], object]
 Found = dict[str, dict[str, float]]  # contestant -> measure -> value
 

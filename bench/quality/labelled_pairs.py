@@ -12,8 +12,6 @@ from typing import Any
 from sbert_infer.bench.errors import DatasetError
 from sbert_infer.bench.quality.dataset_files import Record, is_table, read_records
 
-__all__ = ["LabelledPairs", "read_labels", "read_scores"]
-
 # Column names of the two texts, and of their score or label, in common datasets.
 _TEXTS = (
     ("sentence1", "sentence2"),

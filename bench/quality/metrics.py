@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["average_precision", "ndcg", "recall", "reciprocal_rank"]
-
 Floats = npt.NDArray[np.float64]
 
 

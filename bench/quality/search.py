@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from sbert_infer.similarity import similarity
 
-__all__ = ["Nearest"]
-
 Vectors = npt.NDArray[Any]
 Found = tuple[float, str]  # a document's score and id
 

@@ -20,8 +20,6 @@ from sbert_infer.bench.quality.search import Nearest
 from sbert_infer.bench.stats import cosines, spearman
 from sbert_infer.types import Text
 
-__all__ = ["AP", "SPEARMAN", "Block", "PairTask", "RetrievalTask", "Scorer", "Task"]
-
 Vectors = npt.NDArray[Any]
 Measures = dict[str, float]
 

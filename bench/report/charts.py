@@ -11,8 +11,6 @@ from sbert_infer.bench.report.results import Row
 from sbert_infer.bench.report.svg_parts import WIDTH, Frame, axis_text, linear_scale, log_scale, nice_ticks, svg
 from sbert_infer.bench.stats import PERCENTILES
 
-__all__ = ["latency_chart", "quality_chart", "throughput_chart"]
-
 _LABELS = 270  # left of the axis, for names
 _RIGHT = 150  # right of it, for values
 _ACROSS = (_LABELS, WIDTH - _RIGHT)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from sbert_infer.bench.report.results import Results, Row
 from sbert_infer.bench.report.table import render_cells
 
-__all__ = ["Change", "compare", "render_changes", "warnings"]
-
 
 @dataclass(frozen=True)
 class Change:

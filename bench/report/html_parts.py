@@ -8,8 +8,6 @@ from dataclasses import asdict
 from html import escape
 from typing import Any
 
-__all__ = ["headline", "html_page", "html_table", "legend", "measured_on"]
-
 _STYLE = """
 :root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--ink:#1b2330;--dim:#667085;--line:#e3e7ee;
 --ours:#0b7a75;--rival:#9fb0c6;--eager:#d9a13b;--wrong:#c8443b;--shade:#eef6f5}

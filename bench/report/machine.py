@@ -12,8 +12,6 @@ from typing import Any
 from sbert_infer import __version__
 from sbert_infer._util.cores import usable_cores
 
-__all__ = ["machine_stamp"]
-
 
 def machine_stamp() -> dict[str, Any]:
     """Describe the machine: CPU, cores, memory, operating system, Python, versions, date."""

@@ -10,8 +10,6 @@ from sbert_infer.bench.report.html_parts import headline, html_page, html_table,
 from sbert_infer.bench.report.results import Results, Row
 from sbert_infer.bench.report.table import cells, describe_sections, describe_stamp, notes
 
-__all__ = ["render_page"]
-
 _LEGEND = {"ours": "sbert-infer", "eager": "eager PyTorch reference", "rival": "others", "wrong": "wrong vectors"}
 
 

@@ -12,17 +12,6 @@ from sbert_infer._util.files import staged
 from sbert_infer.artifact.manifest import RERANKER
 from sbert_infer.bench.errors import ResultsError
 
-__all__ = [
-    "FORMAT_VERSION",
-    "QUALITY",
-    "Results",
-    "Row",
-    "WorkloadFacts",
-    "load_results",
-    "to_json",
-    "write_reports",
-]
-
 T = TypeVar("T")
 
 FORMAT_VERSION = 2  # 2: `quality` in place of `spearman`

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["WIDTH", "Frame", "Scale", "axis_text", "linear_scale", "log_scale", "nice_ticks", "svg"]
-
 WIDTH = 960
 
 Scale = Callable[[float], float]  # a value to a coordinate

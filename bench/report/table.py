@@ -8,8 +8,6 @@ from typing import Any
 from sbert_infer.bench.report.results import QUALITY, Results, Row, WorkloadFacts
 from sbert_infer.bench.stats import median
 
-__all__ = ["COLUMNS", "cells", "describe_sections", "describe_stamp", "notes", "render_cells", "render_table"]
-
 
 def _number(pattern: str) -> Callable[[Any], str]:
     return lambda value: "-" if value is None else pattern.format(value)

@@ -12,8 +12,6 @@ from sbert_infer.bench.contest.rounds import Entrant
 from sbert_infer.bench.report.results import QUALITY, Row, WorkloadFacts
 from sbert_infer.bench.stats import median, paired_ratio, percentiles
 
-__all__ = ["score", "score_quality"]
-
 
 def score(entrants: Sequence[Entrant], facts: WorkloadFacts) -> list[Row]:
     """Make a row for each entrant; the first is the reference."""

@@ -17,8 +17,6 @@ from sbert_infer.export.checkpoint.modules import (
 )
 from sbert_infer.export.checkpoint.sparse_modules import is_sparse
 
-__all__ = ["Checkpoint", "checkpoint_name", "weights_sha256"]
-
 
 @dataclass(frozen=True)
 class Checkpoint:

@@ -8,8 +8,6 @@ from pathlib import Path, PurePosixPath
 from sbert_infer.errors import CheckpointError
 from sbert_infer.export.checkpoint.modules import Problems, read_json
 
-__all__ = ["first_line", "locate", "needed_files", "shown", "weight_files"]
-
 
 def locate(source: str, trust_remote_code: bool = False) -> Path:
     """The local folder of `source`, downloaded if it is a hub id."""

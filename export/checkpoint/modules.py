@@ -13,27 +13,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-__all__ = [
-    "ACTIVATIONS",
-    "SUPPORTED",
-    "DenseSpec",
-    "LayerNormSpec",
-    "ModuleSpec",
-    "NormalizeSpec",
-    "PoolingSpec",
-    "Problems",
-    "WeightedLayerPoolingSpec",
-    "check_chain",
-    "check_weights",
-    "output_dim",
-    "peek_json",
-    "positive",
-    "read_json",
-    "read_module",
-    "read_weights",
-    "unknown_keys",
-]
-
 # Old spelling -> our name, in the order of concatenation in the old layout.
 _LEGACY_MODES = {
     "pooling_mode_cls_token": "cls",

@@ -11,8 +11,6 @@ from sbert_infer.export.checkpoint.modules import SUPPORTED, Problems, read_json
 from sbert_infer.export.checkpoint.settings import SENTENCE_CONFIGS
 from sbert_infer.export.checkpoint.sparse_modules import SPARSE_MODULES
 
-__all__ = ["FIRST", "REFUSED", "Entry", "has_sparse_module", "read_entries"]
-
 FIRST = ("Transformer", "MLMTransformer", "StaticEmbedding", "SparseStaticEmbedding")
 ROUTERS = ("Router", "Asym")
 _OWN_TOKENIZER = "its tokenizer is Python code, which an artifact can't carry"

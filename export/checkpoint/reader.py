@@ -39,8 +39,6 @@ from sbert_infer.export.checkpoint.sparse_modules import (
 from sbert_infer.export.checkpoint.static import SPARSE_STATIC, STATIC, read_sparse_static, read_static
 from sbert_infer.export.checkpoint.transformer import length_limit, read_config, read_tokenizer
 
-__all__ = ["read_checkpoint"]
-
 
 @dataclass(frozen=True)
 class _Body:

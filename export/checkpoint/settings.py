@@ -10,16 +10,6 @@ from typing import Any
 from sbert_infer.export.checkpoint.hub import shown
 from sbert_infer.export.checkpoint.modules import Problems, read_json, unknown_keys
 
-__all__ = [
-    "ROLE_KEYS",
-    "SENTENCE_CONFIGS",
-    "ModelSettings",
-    "TransformerSettings",
-    "read_model_settings",
-    "read_prompts",
-    "read_transformer_settings",
-]
-
 SENTENCE_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")

@@ -23,17 +23,6 @@ from sbert_infer.export.checkpoint.modules import (
     unknown_keys,
 )
 
-__all__ = [
-    "SPARSE_MODULES",
-    "AutoEncoderSpec",
-    "PresenceSpec",
-    "SpladeSpec",
-    "active_dims",
-    "check_last",
-    "is_sparse",
-    "read_sparse_module",
-]
-
 SPARSE_MODULES = ("SpladePooling", "SparseAutoEncoder")
 _STRATEGIES, _ACTIVATIONS = ("max", "sum"), ("relu", "log1p_relu")
 

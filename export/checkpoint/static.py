@@ -20,17 +20,6 @@ from sbert_infer.export.checkpoint.hub import first_line
 from sbert_infer.export.checkpoint.modules import Problems, read_json, read_weights, unknown_keys
 from sbert_infer.export.checkpoint.sparse_modules import PresenceSpec
 
-__all__ = [
-    "SPARSE_STATIC",
-    "STATIC",
-    "UNLIMITED",
-    "StaticTokenizer",
-    "read_sparse_static",
-    "read_static",
-    "read_table",
-    "without_special_tokens",
-]
-
 STATIC, SPARSE_STATIC = "static", "sparse-static"  # model types
 UNLIMITED = 2**20  # tokens: sentence-transformers sets no limit, but an artifact has to
 

@@ -18,19 +18,6 @@ from sbert_infer.export.checkpoint.checkpoint import Checkpoint
 from sbert_infer.export.checkpoint.hub import first_line, shown
 from sbert_infer.export.checkpoint.modules import Problems, read_json
 
-__all__ = [
-    "ENCODERS",
-    "MIN_LENGTH",
-    "TokenCounter",
-    "length_limit",
-    "load_tokenizer",
-    "plain_tokenizer_json",
-    "quiet_transformers",
-    "read_config",
-    "read_tokenizer",
-    "token_counter",
-]
-
 TokenCounter: TypeAlias = Callable[[Sequence[Any]], list[int]]  # of texts, or of pairs of texts
 
 MIN_LENGTH = 3  # a leading and a trailing special token, and one of the text

@@ -23,8 +23,6 @@ from sbert_infer.export.precision.int8 import Batch
 from sbert_infer.export.reference.encoder import Encoder
 from sbert_infer.export.verify.probe_texts import probe_texts
 
-__all__ = ["Family"]
-
 
 class Family(ABC):
     """A checkpoint of one kind of model, on its way to an artifact.

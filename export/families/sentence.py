@@ -23,8 +23,6 @@ from sbert_infer.export.verify.parity import Certificate, Expected, certify, exp
 from sbert_infer.export.verify.probe_texts import SENTENCES
 from sbert_infer.export.verify.token_parity import check_heads, check_tokens
 
-__all__ = ["SentenceEncoder"]
-
 _EVERY = 8  # one of so many probes is used for calibration, and to compare the outputs for tokens
 
 

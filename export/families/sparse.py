@@ -13,8 +13,6 @@ from sbert_infer.export.checkpoint.transformer import TokenCounter
 from sbert_infer.export.families.sentence import SentenceEncoder
 from sbert_infer.export.verify.sparse_parity import SparseCertificate, certify_sparse, some_texts
 
-__all__ = ["SparseEncoder"]
-
 
 class SparseEncoder(SentenceEncoder):
     """A sentence encoder whose last module gives sparse vectors."""

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["MASKED", "add", "additive", "attend", "causal_attention", "multi_head_attention", "operator", "repeated"]
-
 MICROSOFT = "com.microsoft::"
 MASKED = -1e4  # added to the score of a masked token; its exponential is 0 in FP16 and in FP32
 

@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-__all__ = ["add_constant", "share_equal_constants"]
-
 
 def add_constant(graph: ir.Graph, name: str, array: npt.ArrayLike) -> ir.Value:
     """The constant `name` of `graph`, created from `array` at the first call."""

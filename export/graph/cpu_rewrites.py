@@ -12,8 +12,6 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from sbert_infer.export.graph.constants import add_constant
 
-__all__ = ["tune"]
-
 _MASK = 4  # MultiHeadAttention's inputs: query, key, value, bias, key_padding_mask, attention_bias
 
 

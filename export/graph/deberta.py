@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from sbert_infer.export.graph.attention import add, additive, attend, multi_head_attention
 
-__all__ = ["ATTENTION", "fixed_positions", "fused_attention", "plain_attention"]
-
 ATTENTION = "modeling_deberta_v2.DisentangledSelfAttention"
 
 

@@ -41,8 +41,6 @@ from sbert_infer.export.graph.attention import (
     repeated,
 )
 
-__all__ = ["fused_operators", "plain_operators"]
-
 FUSED, PLAIN = "sbert_infer_fused", "sbert_infer_plain"
 MPNET = "modeling_mpnet.MPNetSelfAttention"
 CAUSAL_NDIM = 3  # dimensions of a mask that only means causality

@@ -24,8 +24,6 @@ from sbert_infer.export.graph.operators import fused_operators, plain_operators
 from sbert_infer.export.reference.bge_m3 import TokenHeads
 from sbert_infer.export.reference.encoder import Encoder, Reference
 
-__all__ = ["OPSET", "build_graph", "convert", "quiet_tracer", "tidy", "trace"]
-
 OPSET = 18  # the newest whose graphs onnxscript's fusions for onnxruntime recognise
 
 

@@ -19,8 +19,6 @@ import onnx_ir as ir
 
 from sbert_infer.artifact.protobuf import fields
 
-__all__ = ["CpuGraph", "make_cpu_graph"]
-
 Array = npt.NDArray[np.generic]
 
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers of ModelProto, GraphProto, TensorProto

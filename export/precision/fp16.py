@@ -25,8 +25,6 @@ from sbert_infer.export.graph.operators import plain_operators
 from sbert_infer.export.graph.trace import quiet_tracer, tidy, trace
 from sbert_infer.export.reference.encoder import Reference
 
-__all__ = ["to_half"]
-
 
 def to_half(reference: Reference, *, token_output: bool = False) -> ir.Model:
     """Convert `reference`, which is not changed, to strongly typed standard operators.

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from sbert_infer.errors import ExportError
 from sbert_infer.export.reference.encoder import Reference
 
-__all__ = ["MAX_ACTIVATION", "refuse_overflow"]
-
 FP16_MAX = 65504.0
 # Half of it: texts that were not tried may reach further, and activations this large come with
 # rare outliers.

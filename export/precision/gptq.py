@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["correction", "round_rows"]
-
 Matrix = npt.NDArray[np.floating[Any]]
 
 _DAMPING = 0.01  # of the mean square, added to each: inputs that the calibration texts lack still count

@@ -19,8 +19,6 @@ from sbert_infer.export.checkpoint.hub import first_line
 from sbert_infer.export.checkpoint.modules import Problems
 from sbert_infer.export.reference.encoder import Reference
 
-__all__ = ["TokenHeads", "load_heads", "unweighted_ids"]
-
 
 class TokenHeads(nn.Module):
     """Both layers."""

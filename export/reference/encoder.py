@@ -36,8 +36,6 @@ from sbert_infer.export.reference.pooling import Pooling
 from sbert_infer.export.reference.sparse import LanguageModel, build_sparse_module
 from sbert_infer.export.reference.static import StaticEncoder, WordEncoder
 
-__all__ = ["Dense", "Encoder", "Reference", "batches_by_length", "build_module", "load_encoder", "load_reference"]
-
 # Weights that an encoder may lack: vectors are pooled from the last layer, not by its own pooler.
 _POOLER = re.compile(r"(^|\.)pooler\.")
 # Weights that may be left over: heads of the training task, and buffers that older versions stored.

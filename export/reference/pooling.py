@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from sbert_infer.export.checkpoint.modules import PoolingSpec
 
-__all__ = ["Pooling"]
-
 
 def _first(tokens: Tensor, kept: Tensor, start: Tensor) -> Tensor:
     return _take(tokens, kept.to(torch.int32).argmax(dim=1))

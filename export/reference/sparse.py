@@ -18,8 +18,6 @@ from sbert_infer.errors import CheckpointError
 from sbert_infer.export.checkpoint.modules import read_weights
 from sbert_infer.export.checkpoint.sparse_modules import AutoEncoderSpec, PresenceSpec, SpladeSpec, auto_encoder_weights
 
-__all__ = ["AutoEncoder", "LanguageModel", "Presence", "SpladePooling", "build_sparse_module"]
-
 # Words scored at once: 8 MB for a batch of 512 tokens, and no slower than all at once. For peak
 # memory see docs/sparse.md.
 _SLICE = 4096

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from sbert_infer.export.checkpoint.static import read_table
 
-__all__ = ["StaticEncoder", "WordEncoder"]
-
 
 class StaticEncoder(nn.Module):
     """The table of a StaticEmbedding: each token becomes its vector."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Served", "ensemble_config", "model_config", "tokenizer_config"]
-
 Tensor = tuple[str, str, int]  # name, type and size without the batch; a size of -1 varies
 
 # None of these has been measured on a server; they are starting points.

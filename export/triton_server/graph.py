@@ -6,8 +6,6 @@ import onnx
 
 from sbert_infer.artifact.manifest import SENTENCE, Manifest
 
-__all__ = ["served_dim", "serving_graph"]
-
 _PROMPT_LENGTH = "prompt_length"
 _WHOLE = "whole_sentence_embedding"
 

@@ -31,8 +31,6 @@ from sbert_infer.export.triton_server import config as triton_config
 from sbert_infer.export.triton_server.config import Served
 from sbert_infer.export.triton_server.graph import served_dim, serving_graph
 
-__all__ = ["TritonRepository", "check_repository", "write_repository"]
-
 _CPU_BATCH_TOKENS = 512  # as `Engine` runs them
 _CPU_MOST_TOKENS = 8192  # Triton counts texts, not tokens: a limit for many long ones that run together
 

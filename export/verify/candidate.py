@@ -27,16 +27,6 @@ from sbert_infer.export.verify.fp16_emulation import emulate_half
 from sbert_infer.reranker import Reranker
 from sbert_infer.types import Pair
 
-__all__ = [
-    "Candidate",
-    "EngineCandidate",
-    "GraphCandidate",
-    "MultiVectorCandidate",
-    "PairCandidate",
-    "SparseCandidate",
-    "open_outputs",
-]
-
 Vectors = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 

@@ -12,8 +12,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-__all__ = ["emulate_half"]
-
 HALF, FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
 # Operators that move numbers without changing them.
 _MOVES = {"Concat", "Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice", "Split", "Squeeze"}

@@ -19,19 +19,6 @@ from sbert_infer.export.verify.candidate import Candidate, EngineCandidate
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH
 from sbert_infer.similarity import unit_rows
 
-__all__ = [
-    "MIN_COSINE",
-    "Certificate",
-    "Expected",
-    "certify",
-    "compare",
-    "cosine",
-    "expect",
-    "in_batches",
-    "mixed_batches",
-    "refusing_failures",
-]
-
 Vectors = npt.NDArray[np.float32]
 Item = TypeVar("Item")  # a text, or a pair of texts
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-__all__ = ["MAX_PROBE_LENGTH", "ODD", "SENTENCES", "lengths_to_probe", "probe_texts"]
-
 SENTENCES = """\
 The ferry left the harbour ten minutes late because of the fog.
 She has been learning to play the cello since last winter.

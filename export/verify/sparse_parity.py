@@ -12,8 +12,6 @@ import numpy as np
 from sbert_infer.export.verify.candidate import SparseCandidate
 from sbert_infer.export.verify.parity import Certificate, Expected, compare, refusing_failures
 
-__all__ = ["SparseCertificate", "certify_sparse", "some_texts"]
-
 _MAX_NUMBERS = 2**26  # of all compared vectors, which are dense here: 256 MB, several times
 _EVERY = 8  # the active dimensions of one text in so many are counted
 

@@ -15,8 +15,6 @@ from sbert_infer.export.reference.encoder import Reference
 from sbert_infer.export.verify.candidate import open_outputs
 from sbert_infer.export.verify.parity import cosine
 
-__all__ = ["check_heads", "check_tokens"]
-
 _MAX_ERROR = {"fp32": 1e-4, "int8": 0.1}  # of a token's weight, by precision
 
 

@@ -6,8 +6,6 @@ import math
 import os
 from pathlib import Path
 
-__all__ = ["usable_cores"]
-
 _CGROUP = Path("/sys/fs/cgroup")
 
 

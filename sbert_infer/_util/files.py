@@ -16,8 +16,6 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-__all__ = ["StagedFile", "locked", "staged"]
-
 
 @dataclass
 class StagedFile:

@@ -7,8 +7,6 @@ from concurrent.futures import Future
 from threading import Thread
 from typing import TypeVar
 
-__all__ = ["in_daemon_thread"]
-
 Result = TypeVar("Result")
 
 

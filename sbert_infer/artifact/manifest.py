@@ -10,24 +10,6 @@ from typing import Any
 
 from sbert_infer.errors import ArtifactError, VersionError
 
-__all__ = [
-    "ENCODER",
-    "FORMAT_VERSION",
-    "MULTI",
-    "MULTI_VECTOR",
-    "RERANKER",
-    "SCORES",
-    "SENTENCE",
-    "SPARSE",
-    "SPARSE_ENCODER",
-    "TOKENS",
-    "WEIGHTS",
-    "Artifact",
-    "DataFile",
-    "Manifest",
-    "check_kind",
-]
-
 FORMAT_VERSION = 1
 
 # Names of a graph's outputs.

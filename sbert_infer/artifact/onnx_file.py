@@ -20,8 +20,6 @@ from sbert_infer.artifact.protobuf import bytes_field, external_locations
 from sbert_infer.artifact.protobuf import fields as protobuf_fields
 from sbert_infer.errors import ArtifactError, CorruptError
 
-__all__ = ["PRODUCER", "append_metadata", "open_onnx_file", "sha256"]
-
 # The model's producer_name, near the start of the file: tells a damaged artifact from another file.
 PRODUCER = "sbert-infer"
 _METADATA_PROPS = 14  # ModelProto's field number

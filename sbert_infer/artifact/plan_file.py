@@ -25,8 +25,6 @@ from sbert_infer.artifact.manifest import Artifact, Manifest
 from sbert_infer.artifact.profiles import Profile
 from sbert_infer.errors import ArtifactError, CorruptError, VersionError
 
-__all__ = ["CPU_GRAPH", "MODEL", "PLAN_VERSION", "EngineFile", "Plan", "is_plan", "open_plan", "write_plan"]
-
 PLAN_VERSION = 1
 MAGIC = b"PK\x03\x04"
 MANIFEST, TOKENIZER, MODEL, CPU_GRAPH = "manifest.json", "tokenizer.json", "model.onnx", "cpu.onnx"

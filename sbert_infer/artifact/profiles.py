@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from sbert_infer.text.batching import bucket_edges
 
-__all__ = ["Profile", "make_profiles", "most_tokens"]
-
 # Lengths are rounded up to a multiple of this: tensor cores take FP16 operands in blocks of 8.
 _LENGTH_MULTIPLE = 8
 # Texts with fewer tokens than this are rare.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-__all__ = ["bytes_field", "external_locations", "fields"]
-
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 # Message -> field number -> message in that field: all paths to a tensor in an ONNX model.

@@ -9,8 +9,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "Backend", "Batch"]
-
 Array = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 

@@ -19,8 +19,6 @@ from sbert_infer.backends.base import Array, Batch
 from sbert_infer.backends.onnxruntime_session import Graph, OnnxModel, import_onnxruntime, open_session
 from sbert_infer.errors import EngineError
 
-__all__ = ["OnnxBackend"]
-
 # The activations of a batch of this size stay in the cache. Half or twice the size makes no
 # measurable difference.
 _MAX_BATCH_TOKENS = 512

@@ -13,8 +13,6 @@ from sbert_infer.backends.base import Array, Batch
 from sbert_infer.backends.onnxruntime_session import Graph, OnnxModel, import_onnxruntime, open_session
 from sbert_infer.errors import EngineError
 
-__all__ = ["OnnxCudaBackend"]
-
 _MAX_BATCH_TOKENS = 16384  # not measured; a GPU needs much larger batches than a CPU
 _WORKERS_PER_GPU = 2  # while one copies, the other computes
 _MEMORY = "cuda"  # onnxruntime's name for a GPU's memory

@@ -16,8 +16,6 @@ from sbert_infer.artifact.plan_file import CPU_GRAPH, MODEL, Plan
 from sbert_infer.backends.base import Batch
 from sbert_infer.errors import EngineError
 
-__all__ = ["FileModel", "Graph", "OnnxModel", "PlanModel", "import_onnxruntime", "open_session"]
-
 
 @dataclass(frozen=True)
 class FileModel:

@@ -34,9 +34,6 @@ from sbert_infer.backends.tensorrt.loaded_engine import LoadError
 from sbert_infer.backends.tensorrt.versions import TensorRT, installed
 from sbert_infer.errors import EngineError, warn
 
-__all__ = ["BackendOptions", "open_backend"]
-
-
 logger = logging.getLogger(__name__)
 
 

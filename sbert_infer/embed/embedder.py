@@ -17,8 +17,6 @@ from sbert_infer.encode.output import Window
 from sbert_infer.encode.precision import reduce_precision
 from sbert_infer.engine import Engine
 
-__all__ = ["Embedder", "Vectors", "open_engine"]
-
 Array = npt.NDArray[Any]
 
 

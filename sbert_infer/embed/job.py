@@ -17,8 +17,6 @@ from sbert_infer.embed.read.sources import Source, find_sources
 from sbert_infer.encode.pipeline import WINDOW_TEXTS
 from sbert_infer.errors import EmbedError
 
-__all__ = ["Job", "make_job"]
-
 # A row group of 25 MB for MiniLM's 384 dimensions; half a minute of work on two cores.
 _PART_TEXTS = 4 * WINDOW_TEXTS
 

@@ -27,8 +27,6 @@ from sbert_infer.encode.precision import reduce_precision
 from sbert_infer.engine import Engine
 from sbert_infer.errors import EmbedError
 
-__all__ = ["embed"]
-
 Item = TypeVar("Item")
 
 _THREAD = "sbert-embed"  # name of the threads that read and write

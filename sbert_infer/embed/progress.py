@@ -11,8 +11,6 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-__all__ = ["Progress"]
-
 _STEPS = 10_000  # steps of the bar
 _WITH_TOTAL = "{percentage:5.1f}% |{bar}| {desc} [{elapsed}<{remaining}]"
 _WITHOUT = "{desc} [{elapsed}]"

@@ -16,8 +16,6 @@ from sbert_infer.encode.results import to_torch
 from sbert_infer.similarity import unit_rows
 from sbert_infer.text.tokenizer import TokenizedTexts
 
-__all__ = ["DenseOutput"]
-
 
 class DenseOutput(Output):
     """The first `dim` numbers of each vector, scaled to length 1 if `normalize`."""

@@ -20,8 +20,6 @@ from sbert_infer.encode.sparse import SparseRows
 from sbert_infer.encode.tokens import TokenRows, reordered
 from sbert_infer.text.tokenizer import TokenizedTexts
 
-__all__ = ["AllVectors", "HybridOutput"]
-
 
 @dataclass(frozen=True)
 class AllVectors:

@@ -24,8 +24,6 @@ from sbert_infer.encode.tokens import TokensOutput, check_has_tokens
 from sbert_infer.similarity import unit_rows
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
 
-__all__ = ["Spans", "Window", "check_can_pool", "encode_spans", "plan_windows"]
-
 Array = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 Spans = Sequence[tuple[int, int]]  # character offsets (start, end) in a document; end is exclusive

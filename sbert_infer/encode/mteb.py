@@ -11,8 +11,6 @@ import hashlib
 from importlib import import_module
 from typing import Any
 
-__all__ = ["encode_task", "model_meta"]
-
 
 def model_meta(engine: Any) -> Any:
     """Return the model card. Its revision depends on weights, settings and precision."""

@@ -22,8 +22,6 @@ from sbert_infer.encode.tokens import TokenRows, reordered
 from sbert_infer.similarity import unit_rows
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
 
-__all__ = ["NO_ROLE", "MultiVectorOutput", "Role", "role_of"]
-
 NO_ROLE = "none"  # the role of texts that are encoded as neither query nor document
 
 

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from sbert_infer.artifact.manifest import SENTENCE, TOKENS
 from sbert_infer.encode.precision import PRECISIONS
 
-__all__ = ["EncodeOptions", "check_running", "given"]
-
 
 @dataclass(frozen=True)
 class EncodeOptions:

@@ -14,8 +14,6 @@ from sbert_infer.backends.base import Array
 from sbert_infer.encode.options import EncodeOptions
 from sbert_infer.text.tokenizer import TokenizedTexts
 
-__all__ = ["Collector", "EncodeStats", "Indices", "Output", "Window", "not_finite"]
-
 Indices = npt.NDArray[np.int64]
 
 

@@ -25,8 +25,6 @@ from sbert_infer.text.inputs import check_pairs, check_texts, prepend
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
 from sbert_infer.types import Text
 
-__all__ = ["Pipeline", "unique_texts"]
-
 Item = TypeVar("Item", bound=Text)
 Progress = Callable[[int], object]  # called with the number of texts finished since its last call
 

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from sbert_infer.errors import warn
 
-__all__ = ["PRECISIONS", "reduce_precision"]
-
 Vectors = npt.NDArray[np.float32]
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 

@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from sbert_infer.encode.options import EncodeOptions
 
-__all__ = ["convert_each", "progress_bar", "to_torch"]
-
 logger = logging.getLogger("sbert_infer")
 
 

@@ -15,8 +15,6 @@ from sbert_infer.encode.output import Collector, Indices, Output, Window
 from sbert_infer.similarity import scipy_sparse
 from sbert_infer.text.tokenizer import TokenizedTexts
 
-__all__ = ["SparseOutput", "SparseRows", "decode"]
-
 Row = tuple[npt.NDArray[np.int32], Array]  # dimensions, ascending, and their values
 
 # Most numbers in a batch's vectors while they are still dense: 16 MB per worker. If only tokens

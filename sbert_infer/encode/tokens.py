@@ -15,8 +15,6 @@ from sbert_infer.encode.results import convert_each
 from sbert_infer.errors import CallTooLargeError
 from sbert_infer.text.tokenizer import TokenizedTexts
 
-__all__ = ["TokenRows", "TokensOutput", "check_has_tokens", "reordered"]
-
 
 def check_has_tokens(manifest: Manifest) -> None:
     """Raise unless the artifact has token vectors."""

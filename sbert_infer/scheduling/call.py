@@ -20,8 +20,6 @@ from sbert_infer.text.inputs import characters
 from sbert_infer.text.tokenizer import TokenizedTexts
 from sbert_infer.types import Encoded, OnTruncate, Text
 
-__all__ = ["CLOSED", "Call", "CallOptions", "Deadlines", "guess_tokens", "succeed", "within"]
-
 Result = TypeVar("Result")
 
 CLOSED = "the engine was closed during this call"

@@ -19,8 +19,6 @@ from sbert_infer.scheduling.workers import Workers
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
 from sbert_infer.types import Encoded, Observe, Text
 
-__all__ = ["CallQueue"]
-
 
 class CallQueue:
     """The queue of one engine and the threads that run it. Serves one event loop."""

@@ -7,8 +7,6 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Part", "Request", "Work"]
-
 Indices = npt.NDArray[np.int64]
 
 _FIRST = np.zeros(1, np.int64)

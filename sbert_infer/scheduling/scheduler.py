@@ -27,8 +27,6 @@ from sbert_infer.errors import CallTooLargeError, OverloadedError
 from sbert_infer.scheduling.request import Part, Request, Work
 from sbert_infer.text.batching import cut_batches
 
-__all__ = ["Limits", "Scheduler"]
-
 Indices = npt.NDArray[np.int64]
 
 # The weight of the newest batch in the measured speed.

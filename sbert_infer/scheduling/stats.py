@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from sbert_infer.errors import TruncationError
 from sbert_infer.types import Encoded, Observe
 
-__all__ = ["AsyncStats", "CallCounts"]
-
 logger = logging.getLogger("sbert_infer")
 
 

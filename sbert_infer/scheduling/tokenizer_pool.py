@@ -17,8 +17,6 @@ from sbert_infer.text.inputs import characters, prepend
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
 from sbert_infer.types import Text
 
-__all__ = ["TokenizerPool"]
-
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 

@@ -25,9 +25,6 @@ from sbert_infer.text.batching import cut_batches
 from sbert_infer.text.tokenizer import TokenizedTexts
 from sbert_infer.types import Observe
 
-__all__ = ["Workers", "find_faults"]
-
-
 _WATCH_S = 0.2
 _RETRY_S = 1.0
 _LONGEST_RETRY_S = 30.0

@@ -25,8 +25,6 @@ from sbert_infer.serve.routes.tei import Tei
 from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.responses import json_response
 
-__all__ = ["make_app"]
-
 
 def make_app(models: Models, settings: Settings, metrics: Metrics) -> ASGIApp:
     """Make the application.

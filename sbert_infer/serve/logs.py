@@ -16,8 +16,6 @@ from typing import Any
 
 from sbert_infer._util.threads import in_daemon_thread
 
-__all__ = ["logging_to_stderr"]
-
 _MAX_LINES = 10_000  # that wait to be written; more are lost
 _FLUSH_S = 2.0  # to write what still waits at the end
 

@@ -21,8 +21,6 @@ from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
 from sbert_infer.types import Observe
 
-__all__ = ["Metrics"]
-
 _ERROR_KINDS = {
     "OverloadedError": "overloaded",
     "DeadlineError": "deadline",

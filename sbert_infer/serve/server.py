@@ -24,8 +24,6 @@ from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.problems import Problem
 
-__all__ = ["Server"]
-
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048

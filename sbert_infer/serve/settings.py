@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["MAX_INPUTS", "ModelFile", "Settings"]
-
 MAX_INPUTS = 2048  # texts in a request, as OpenAI has it
 
 

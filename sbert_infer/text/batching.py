@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BatchRows", "bucket_edges", "cut_batches"]
-
 Indices = npt.NDArray[np.int64]
 
 # The cost of starting a batch, in tokens: a batch of 128 tokens has 8 % less throughput per token

@@ -9,17 +9,6 @@ import numpy as np
 
 from sbert_infer.types import Text
 
-__all__ = [
-    "as_list",
-    "as_pairs",
-    "as_texts",
-    "characters",
-    "check_pairs",
-    "check_text",
-    "check_texts",
-    "prepend",
-]
-
 
 def as_texts(inputs: Any) -> tuple[Iterable[str], bool]:
     """Return the texts in order, and whether a single text was given. Items are not checked yet."""

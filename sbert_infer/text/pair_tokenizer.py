@@ -16,8 +16,6 @@ import numpy as np
 from sbert_infer.text.tokenizer import LONG, TokenizedTexts, Tokenizer
 from sbert_infer.types import Pair, Text
 
-__all__ = ["PairTokenizer", "keep"]
-
 _SAMPLES = ("a", "1", "the", "。")  # the first that has a token shows where special tokens go
 
 

@@ -14,8 +14,6 @@ import tokenizers
 
 from sbert_infer.types import Text
 
-__all__ = ["TokenizedTexts", "Tokenizer"]
-
 Ids = npt.NDArray[np.int64]
 
 # Characters per allowed token: a text with more than LONG is cut to a prefix of _PREFIX before it

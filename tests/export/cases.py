@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["CASES"]
-
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 PROMPTS = {"query": "Find this: ", "document": "", "topic": "About what? "}
 RESIDUAL = {"out_features": 16, "use_residual": True, "activation_function": "SELU"}

@@ -14,8 +14,6 @@ from torch import nn
 from tests.models.checkpoints import ODD_TEXTS, TEXTS, edit_json
 from tests.models.families import MAX_LENGTH, randomize, write_transformer
 
-__all__ = ["PAIRS", "cross_encoder", "write_cross_encoder"]
-
 LAYOUTS = ("new", "middle", "old", "plain")
 
 # Every length up to far over the limit, on either side, and what trips tokenizers.

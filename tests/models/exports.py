@@ -18,8 +18,6 @@ from sbert_infer.export.graph.trace import convert
 from sbert_infer.export.precision.fp16 import to_half
 from sbert_infer.export.reference.encoder import load_reference
 
-__all__ = ["export_graph", "use_graphs", "write_graph"]
-
 
 def write_graph(checkpoint: Path, kind: str, target: Path) -> None:
     """Convert `checkpoint` to a "fused", "portable" or "half" graph, and write it to `target`."""

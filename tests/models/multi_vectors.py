@@ -24,17 +24,6 @@ from sbert_infer.export.families import family
 from tests.models.checkpoints import ODD_TEXTS, TEXTS, edit_json
 from tests.models.families import MAX_LENGTH, WIDTH, randomize, write_transformer
 
-__all__ = [
-    "ALL_TEXTS",
-    "DIM",
-    "FIXED",
-    "export_multi_vector",
-    "one_thread",
-    "write_multi_vector",
-    "write_pylate",
-    "write_stanford",
-]
-
 DIM = 16
 ALL_TEXTS = [*TEXTS, *ODD_TEXTS]
 FIXED: dict[str, Any] = {

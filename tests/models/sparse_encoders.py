@@ -26,8 +26,6 @@ from sbert_infer.export.exporter import ExportOptions
 from sbert_infer.export.reference import sparse as sparse_reference
 from tests.models.families import WIDTH, randomize, write_transformer
 
-__all__ = ["assert_same", "splade_checkpoint", "splade_onnx", "write_csr", "write_routes", "write_splade"]
-
 _SMALL = {"num_hidden_layers": 1}
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from tests.repository.sources import Module
 
-__all__ = ["Import", "imports_of", "owner_of"]
-
 
 @dataclass(frozen=True)
 class Import:

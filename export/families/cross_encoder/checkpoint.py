@@ -21,8 +21,6 @@ from sbert_infer.export.checkpoint.modules_json import read_entries
 from sbert_infer.export.checkpoint.settings import TransformerSettings, read_prompts, read_transformer_settings
 from sbert_infer.export.checkpoint.transformer import length_limit, read_config, read_tokenizer
 
-__all__ = ["CrossEncoderCheckpoint", "is_cross_encoder", "read_cross_encoder"]
-
 _SUFFIX = "ForSequenceClassification"
 _SETTINGS = "config_sentence_transformers.json"
 _ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid"}  # by the class's name in torch.nn

@@ -30,8 +30,6 @@ from sbert_infer.export.options import ExportOptions
 from sbert_infer.export.precision.int8 import Batch, calibration_samples
 from sbert_infer.types import Pair
 
-__all__ = ["CrossEncoder"]
-
 _EVERY = 2  # one of so many probes is used for calibration
 
 

@@ -17,8 +17,6 @@ from sbert_infer.export.verify.parity import in_batches, mixed_batches, refusing
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH, ODD, SENTENCES, probe_texts
 from sbert_infer.types import Pair
 
-__all__ = ["ExpectedScores", "ScoreCertificate", "certify_scores", "expect_scores", "probe_pairs"]
-
 Scores = npt.NDArray[np.float32]
 
 _MAX_ERROR = 1e-3  # of FP32 scores, in their own standard deviation

@@ -15,8 +15,6 @@ from sbert_infer.export.families.cross_encoder.checkpoint import CrossEncoderChe
 from sbert_infer.export.reference.encoder import Encoder, batches_by_length, load_encoder
 from sbert_infer.types import Pair
 
-__all__ = ["PairReference", "load_pair_reference"]
-
 Scores = npt.NDArray[np.float32]
 
 

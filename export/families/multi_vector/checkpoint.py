@@ -39,8 +39,6 @@ from sbert_infer.export.families.multi_vector.roles import RoleSettings, mark_pr
 from sbert_infer.export.families.multi_vector.stanford_colbert import is_stanford, read_stanford
 from sbert_infer.similarity import MULTI_SIMILARITIES
 
-__all__ = ["MultiVectorCheckpoint", "is_multi_vector", "read_multi_vector"]
-
 _SETTINGS = "config_sentence_transformers.json"
 _NATIVE, _PYLATE = "MultiVectorEncoder", "ColBERT"  # values of `model_type`; older versions of PyLate give none
 _MASK = "MultiVectorMask"

@@ -29,8 +29,6 @@ from sbert_infer.export.options import ExportOptions
 from sbert_infer.export.precision.int8 import Batch, calibration_samples
 from sbert_infer.export.verify.probe_texts import SENTENCES
 
-__all__ = ["MultiVectorEncoder"]
-
 _EVERY = 8  # one of so many probes is used for calibration
 
 

@@ -20,8 +20,6 @@ from sbert_infer.export.verify.parity import cosine, refusing_failures
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH
 from sbert_infer.similarity import maxsim
 
-__all__ = ["ExpectedVectors", "MultiVectorCertificate", "certify_multi_vector", "expect_vectors"]
-
 Vectors = npt.NDArray[np.float32]
 
 _SCORED = 32  # documents whose MaxSim scores are compared as well

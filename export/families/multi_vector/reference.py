@@ -20,8 +20,6 @@ from sbert_infer.export.families.multi_vector.roles import mark_prefixes
 from sbert_infer.export.families.multi_vector.stanford_colbert import PROJECTION
 from sbert_infer.export.reference.encoder import Dense, Encoder, batches_by_length, build_module, load_encoder
 
-__all__ = ["MultiVectorReference", "load_multi_vector_reference"]
-
 Vectors = npt.NDArray[np.float32]
 
 

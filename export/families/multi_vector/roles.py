@@ -12,8 +12,6 @@ from sbert_infer.encode.multi_vector import NO_ROLE, Role
 from sbert_infer.export.checkpoint.modules import Problems
 from sbert_infer.export.checkpoint.transformer import length_limit
 
-__all__ = ["RoleSettings", "mark_prefixes", "read_roles"]
-
 _STRATEGIES = ("fixed", "min")  # the length is that of all queries, or their minimum
 
 

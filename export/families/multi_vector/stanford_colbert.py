@@ -22,8 +22,6 @@ from sbert_infer.export.checkpoint.modules import (
 )
 from sbert_infer.export.families.multi_vector.roles import RoleSettings
 
-__all__ = ["PROJECTION", "StanfordSettings", "is_stanford", "read_stanford"]
-
 PROJECTION = "linear.weight"  # among the transformer's weights
 _METADATA = "artifact.metadata"
 

@@ -17,8 +17,6 @@ from sbert_infer.backends.tensorrt.slot import Pooler, Slot
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError
 
-__all__ = ["TensorRTBackend"]
-
 _SLOTS_PER_DEVICE = 2
 
 

@@ -18,8 +18,6 @@ from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError
 
-__all__ = ["BUILD_VERSION", "BuiltEngine", "build_engine", "check_half", "targets"]
-
 # Part of the cache key: raise it when a change here makes a different TensorRT engine.
 BUILD_VERSION = 1
 

@@ -21,8 +21,6 @@ from sbert_infer.backends.tensorrt.build import build_engine
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError
 
-__all__ = ["CACHE_VARIABLE", "build", "cache_folder", "cached", "engine_key", "forget", "kept"]
-
 CACHE_VARIABLE = "SBERT_INFER_CACHE"
 _HEX = 64  # length of a sha256
 

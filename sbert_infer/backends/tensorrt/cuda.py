@@ -20,21 +20,6 @@ import numpy.typing as npt
 
 from sbert_infer.errors import EngineError
 
-__all__ = [
-    "DeviceBuffer",
-    "Graph",
-    "HostBuffer",
-    "Stream",
-    "compute_capability",
-    "copy_to_device",
-    "copy_to_host",
-    "device_count",
-    "device_name",
-    "driver_problem",
-    "require_bindings",
-    "set_device",
-]
-
 # --------------------------------------------------------------------------------------------------
 # The driver
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from sbert_infer.errors import EngineError
 
-__all__ = ["KernelPooler"]
-
 
 class KernelPooler:
     """Mean pooling, with scaling to unit length if `normalize`. Needs torch and Triton."""

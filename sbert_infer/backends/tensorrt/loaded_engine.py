@@ -12,8 +12,6 @@ from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError
 
-__all__ = ["Interface", "LoadError", "LoadedEngine"]
-
 
 class LoadError(EngineError):
     """A TensorRT engine for another version, GPU or model, which must be built again."""

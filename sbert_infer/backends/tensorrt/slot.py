@@ -21,8 +21,6 @@ from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.loaded_engine import LoadedEngine
 from sbert_infer.errors import EngineError, warn
 
-__all__ = ["Pooler", "Slot"]
-
 Ids = npt.NDArray[np.int64]
 
 

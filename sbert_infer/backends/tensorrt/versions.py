@@ -27,8 +27,6 @@ from typing import Any
 
 from sbert_infer.errors import EngineError
 
-__all__ = ["TensorRT", "installed", "load"]
-
 logger = logging.getLogger(__name__)
 
 _PACKAGES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx-cu13"}  # module -> its name for pip

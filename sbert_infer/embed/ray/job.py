@@ -30,8 +30,6 @@ from sbert_infer.embed.write.vectors import fixed_lists
 from sbert_infer.encode.pipeline import WINDOW_TEXTS
 from sbert_infer.errors import EmbedError
 
-__all__ = ["RayOptions", "embed_on_ray"]
-
 
 @dataclass(frozen=True)
 class RayOptions:

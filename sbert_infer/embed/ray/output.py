@@ -18,8 +18,6 @@ from sbert_infer.embed.read.sources import resolve
 from sbert_infer.embed.write.journal import describe_changes
 from sbert_infer.errors import EmbedError
 
-__all__ = ["OutputFolder"]
-
 _HIDDEN = "_sbert_infer"  # readers of Parquet folders skip names that begin with an underscore
 
 

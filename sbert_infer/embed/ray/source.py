@@ -16,8 +16,6 @@ from sbert_infer.embed.read.parquet import count_rows, read_parquet
 from sbert_infer.embed.read.rows import ROW, Block, Columns, Problem
 from sbert_infer.embed.read.sources import Source
 
-__all__ = ["ERROR", "FILE_ROWS", "TEXT", "CorpusDatasource"]
-
 TEXT, ERROR = "__text__", "error"  # columns
 # Row `r` of file `f` has the number `f * FILE_ROWS + r`, unique without counting other files' rows.
 FILE_ROWS = 1 << 40

@@ -12,8 +12,6 @@ import pyarrow as pa
 
 from sbert_infer.errors import EmbedError
 
-__all__ = ["array_of", "common_schema", "concat", "conform", "to_json"]
-
 
 def array_of(values: Sequence[object]) -> pa.Array:
     """Make an array of `values`.

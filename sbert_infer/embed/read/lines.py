@@ -20,8 +20,6 @@ from sbert_infer.embed.read.rows import ROW, Block, Columns, Problem, text_probl
 from sbert_infer.embed.read.sources import Source
 from sbert_infer.errors import EmbedError
 
-__all__ = ["BLOCK_ROWS", "read_lines"]
-
 BLOCK_ROWS = 1024
 _BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")

@@ -13,8 +13,6 @@ from sbert_infer.embed.read.rows import ROW, Block, Columns, Problem, text_probl
 from sbert_infer.embed.read.sources import Source, first_line, resolve
 from sbert_infer.errors import EmbedError
 
-__all__ = ["count_rows", "read_parquet"]
-
 BLOCK_ROWS = 4096
 
 

@@ -18,8 +18,6 @@ from sbert_infer.embed.read.sources import STDIN, Source
 from sbert_infer.encode.pipeline import WINDOW_TEXTS
 from sbert_infer.errors import EmbedError
 
-__all__ = ["BadRow", "Part", "Position", "cut_parts"]
-
 # A part with this many bad rows or characters ends with its window, so that memory stays flat.
 _MANY_BAD = 1 << 16
 _MANY_CHARACTERS = 1 << 26

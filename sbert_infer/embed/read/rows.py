@@ -12,8 +12,6 @@ import pyarrow as pa
 
 from sbert_infer.errors import EmbedError
 
-__all__ = ["ROW", "Block", "Columns", "Problem", "text_problem"]
-
 ROW = "row"  # column of row numbers, where no other column identifies a row
 
 

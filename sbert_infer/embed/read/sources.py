@@ -15,8 +15,6 @@ import pyarrow.fs as pafs
 
 from sbert_infer.errors import EmbedError
 
-__all__ = ["FORMATS", "STDIN", "Source", "find_sources", "first_line", "resolve"]
-
 STDIN = "-"
 FORMATS = {
     ".txt": "text",

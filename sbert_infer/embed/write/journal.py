@@ -30,8 +30,6 @@ from sbert_infer.embed.read.parts import BadRow, Part, Position
 from sbert_infer.embed.write.vectors import fixed_lists
 from sbert_infer.errors import EmbedError
 
-__all__ = ["Journal", "PartStats", "StoredPart", "describe_changes", "open_journal"]
-
 _STATE = b"sbert_infer.part"
 
 

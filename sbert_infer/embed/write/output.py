@@ -22,8 +22,6 @@ from sbert_infer.embed.write.vectors import fixed_lists, vectors_of
 from sbert_infer.encode.precision import reduce_precision
 from sbert_infer.errors import EmbedError, warn
 
-__all__ = ["Output", "at_once", "make_output", "write_bad_rows", "write_output"]
-
 Array = npt.NDArray[Any]
 _FORMATS = {".parquet": "parquet", ".pq": "parquet", ".npy": "npy", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _FEW = 100  # ranges learnt from fewer vectors are unstable

@@ -8,8 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["fixed_lists", "vectors_of"]
-
 Array = npt.NDArray[Any]
 
 

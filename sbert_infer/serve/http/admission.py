@@ -11,8 +11,6 @@ from sbert_infer.serve.http.body import refuse
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.wire.problems import problem_of
 
-__all__ = ["Admission"]
-
 
 class Admission:
     """Middleware that responds 429 on `paths` while no model would take one more text.

@@ -15,8 +15,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sbert_infer.serve.http.body import refuse
 from sbert_infer.serve.wire.problems import Problem
 
-__all__ = ["OPEN_PATHS", "KeyCheck", "Keys", "first_header", "read_keys"]
-
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 # Basic makes a browser ask for a password, so that it can open the page. It comes first since
 # Chromium reads only the first challenge.

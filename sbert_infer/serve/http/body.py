@@ -21,8 +21,6 @@ from sbert_infer.serve.http.body_memory import reserve
 from sbert_infer.serve.settings import MAX_INPUTS, Settings
 from sbert_infer.serve.wire.problems import Problem, respond
 
-__all__ = ["ClientLeft", "decode", "read_body", "refuse", "while_connected"]
-
 Result = TypeVar("Result")
 Wanted = TypeVar("Wanted")
 

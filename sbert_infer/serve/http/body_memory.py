@@ -7,8 +7,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sbert_infer.serve.wire.problems import Problem
 
-__all__ = ["BodyMemory", "reserve"]
-
 _BODIES = 8  # of the largest size allowed
 _LEAST_BYTES = 128 * 2**20
 _ALWAYS_BYTES = 64 * 2**10  # for an ordinary request, however much large ones hold

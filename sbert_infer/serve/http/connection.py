@@ -14,8 +14,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.schemas import TeiError
 
-__all__ = ["connection_class"]
-
 _MAX_HEADER_BYTES = 64 * 2**10
 _LAST_REQUEST_S = 0.5  # for a request that is on its way when the server stops
 _SLOWEST_BYTES_PER_S = 16 * 2**10  # at which a client may read

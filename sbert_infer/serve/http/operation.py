@@ -10,8 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-__all__ = ["READS", "TEI", "Handler", "Operation", "make_routes", "model_operation"]
-
 Handler = Callable[[Request], Awaitable[Response]]
 
 TEI = "text-embeddings-inference"  # the tag of its routes

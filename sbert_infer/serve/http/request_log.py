@@ -23,8 +23,6 @@ from sbert_infer.serve.metrics import Metrics
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.wire.problems import Problem, respond
 
-__all__ = ["Record", "RequestLog", "log_engine_error", "record_of"]
-
 access = logging.getLogger("sbert_infer.serve.access")
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,6 @@ from sbert_infer.serve.http.operation import Operation, make_routes
 from sbert_infer.serve.http.request_log import log_engine_error
 from sbert_infer.serve.wire.problems import Problem, problem_of
 
-__all__ = ["Router"]
-
 
 class Router:
     """Looks up most paths, and leaves patterns and unknown paths to Starlette's router.

@@ -14,8 +14,6 @@ from sbert_infer.serve.settings import ModelFile, Settings
 from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.types import Observe
 
-__all__ = ["Models"]
-
 logger = logging.getLogger(__name__)
 
 

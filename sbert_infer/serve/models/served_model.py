@@ -15,13 +15,12 @@ import tokenizers
 
 from sbert_infer._util.threads import in_daemon_thread
 from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, TOKENS
-from sbert_infer.async_engine import AsyncEngine, AsyncStats
+from sbert_infer.async_engine import AsyncEngine
 from sbert_infer.errors import CallTooLargeError
+from sbert_infer.scheduling.stats import AsyncStats
 from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.types import Encoded, Observe, OnTruncate, Pair, Side
-
-__all__ = ["EncodeOptions", "Model"]
 
 _COUNTS = ("requests", "texts", "tokens", "truncated", "batches", "batch_tokens", "padded_tokens", "restarts")
 

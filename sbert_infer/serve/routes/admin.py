@@ -15,8 +15,6 @@ from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.serve.wire.responses import json_response
 from sbert_infer.serve.wire.schemas import Health, Reload, Reloaded
 
-__all__ = ["Admin"]
-
 _PAGES = Path(__file__).parent / "pages"
 # The pages are one file each, and may talk to this server only.
 _PAGE_HEADERS = {

@@ -16,17 +16,6 @@ from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.serve.wire.schemas import Direction
 from sbert_infer.types import Encoded, Side
 
-__all__ = [
-    "as_list",
-    "check_sizes",
-    "decode_inputs",
-    "encode",
-    "run_model",
-    "tei_options",
-    "truncation_headers",
-    "whole",
-]
-
 Inputs = str | Sequence[str] | Sequence[int | list[int]]
 Texts = TypeVar("Texts")
 Ids = TypeVar("Ids")

@@ -24,8 +24,6 @@ from sbert_infer.serve.wire.schemas import (
     Usage,
 )
 
-__all__ = ["OpenAI"]
-
 Vectors = npt.NDArray[np.float32]
 
 

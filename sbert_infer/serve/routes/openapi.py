@@ -15,8 +15,6 @@ from sbert_infer.serve.http.operation import Operation
 from sbert_infer.serve.wire.problems import KINDS, is_openai
 from sbert_infer.serve.wire.schemas import OpenAIErrorBody, TeiError
 
-__all__ = ["describe"]
-
 Values = Mapping[str, Mapping[str, Any]]
 
 _REF = "#/components/schemas/{name}"

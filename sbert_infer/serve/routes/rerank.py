@@ -22,8 +22,6 @@ from sbert_infer.serve.wire.responses import as_numbers, json_response
 from sbert_infer.serve.wire.schemas import Prediction, PredictRequest, Rank, RerankRequest
 from sbert_infer.types import Encoded, Pair
 
-__all__ = ["Reranking"]
-
 Scores = npt.NDArray[np.float32]
 
 

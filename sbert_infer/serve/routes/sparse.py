@@ -19,8 +19,6 @@ from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.serve.wire.responses import as_numbers, json_response
 from sbert_infer.serve.wire.schemas import EmbedSparseRequest, SparseValue
 
-__all__ = ["Sparse"]
-
 _PIECE_NUMBERS = 8192  # some 3 ms
 _MAX_NUMBERS = 2**21  # in one response: some 60 MB of JSON. Trained models give a few hundred per text
 

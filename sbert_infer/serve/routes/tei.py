@@ -46,8 +46,6 @@ from sbert_infer.serve.wire.schemas import (
 from sbert_infer.similarity import similarity
 from sbert_infer.types import Encoded
 
-__all__ = ["Tei"]
-
 # To tokenize in one request: each token takes some 60 bytes of the response, and 500 of memory
 # until it is sent.
 _MAX_CHARACTERS = 2**17

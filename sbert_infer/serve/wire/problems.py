@@ -24,8 +24,6 @@ from sbert_infer.errors import (
 )
 from sbert_infer.serve.wire.schemas import OpenAIError, OpenAIErrorBody, TeiError
 
-__all__ = ["KINDS", "Problem", "is_openai", "problem_of", "respond"]
-
 
 class Kind(NamedTuple):
     """The status of a problem in each dialect, and TEI's name for its kind."""

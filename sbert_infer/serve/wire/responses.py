@@ -10,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 from starlette.responses import Response
 
-__all__ = ["as_numbers", "json_array", "json_response"]
-
 Vectors = npt.NDArray[np.float32]
 
 _encoder = msgspec.json.Encoder()

@@ -8,38 +8,6 @@ from msgspec import Meta, Raw, Struct
 
 from sbert_infer.serve.settings import MAX_INPUTS
 
-__all__ = [
-    "EmbedAllRequest",
-    "EmbedRequest",
-    "EmbedSparseRequest",
-    "Embedding",
-    "EmbeddingList",
-    "EmbeddingRequest",
-    "Health",
-    "Info",
-    "ModelCard",
-    "ModelList",
-    "OpenAIError",
-    "OpenAIErrorBody",
-    "OpenAIModel",
-    "PredictRequest",
-    "Prediction",
-    "Rank",
-    "Reload",
-    "Reloaded",
-    "RerankRequest",
-    "RootRequest",
-    "SimilarityOptions",
-    "SimilarityRequest",
-    "SparseValue",
-    "TeiError",
-    "Token",
-    "TokenEmbedRequest",
-    "TokenEmbeddingRequest",
-    "TokenizeRequest",
-    "Usage",
-]
-
 # A whole number, but JSON does not tell 64 from 64.0.
 Dimensions = Annotated[float, Meta(ge=1, multiple_of=1)]
 PromptName = Annotated[str, Meta(description="Which of the model's prompts to put before each text.")]

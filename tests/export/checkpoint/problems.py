@@ -12,8 +12,6 @@ import pytest
 from sbert_infer.errors import CheckpointError
 from sbert_infer.export.checkpoint.reader import read_checkpoint
 
-__all__ = ["MODEL", "POOLING", "SETTINGS", "edit_modules", "problems_of", "the_problem"]
-
 POOLING = "1_Pooling/config.json"
 SETTINGS = "sentence_bert_config.json"
 MODEL = "config_sentence_transformers.json"

@@ -8,8 +8,6 @@ import onnx
 
 from sbert_infer.export.reference.encoder import Reference
 
-__all__ = ["Half"]
-
 
 @dataclass(frozen=True)
 class Half:
