@@ -15,7 +15,9 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling, WeightedLayerPooling
 from torch import nn
 
-from tests.models.families import LAYERS, MAX_LENGTH, TEXTS, WIDTH, randomize, write_transformer
+from tests.models.families import FAMILIES, LAYERS, MAX_LENGTH, TEXTS, WIDTH, randomize, write_transformer
+
+__all__ = ["FAMILIES", "LAYERS", "MAX_LENGTH", "ODD_TEXTS", "TEXTS", "WIDTH", "edit_json", "write_checkpoint"]
 
 # What breaks tokenizers, padding and length limits; one text is far over the limit.
 ODD_TEXTS = (
