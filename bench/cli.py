@@ -1,12 +1,11 @@
-"""The command `sbert-bench`."""
+"""The commands `sbert-bench` and `sbert-bench compare`."""
 
 from __future__ import annotations
 
 import shutil
-import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
@@ -16,15 +15,14 @@ from sbert_infer.bench.console import (
     FILE,
     OUTPUT,
     check_outputs,
+    finish,
     make_workloads,
     plain_errors,
     progress_line,
     temporary_folder,
     text_options,
 )
-
-if TYPE_CHECKING:
-    from sbert_infer.bench.report.results import Results
+from sbert_infer.bench.errors import BenchError, ResultsError
 
 EXAMPLES = """\b
 Examples:
@@ -39,23 +37,24 @@ Examples:
   sbert-bench compare before.json after.json       what got slower
   sbert-bench --serve http://127.0.0.1:8080        load on a server, see sbert-bench --serve --help
 
-The contestants take turns in rounds, each in a process of its own, and what they computed is compared with the eager
-model: one with wrong vectors is shown as wrong, not as fast. The exit code is 1 if one of ours is wrong.
+The contestants take turns in rounds, each in a process of its own, and their vectors are compared with those of the
+eager model: a contestant with wrong vectors is shown as wrong, not as fast. The exit code is 1 if one of ours is wrong.
 """
 COMPARE_EXAMPLES = """\b
 Examples:
   sbert-bench compare before.json after.json
   sbert-bench compare before.json after.json --tolerance 0.05
 """
+_LATENCY_TEXTS = 100
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
 @click.command("sbert-bench", epilog=EXAMPLES, context_settings=_SETTINGS)
 @click.argument("sources", nargs=-1, required=True, metavar="ARTIFACT_OR_CHECKPOINT...")
-@click.option("--checkpoint", metavar="DIR", help="What the artifacts were made from. [model.onnx: model/ beside it]")
+@click.option("--checkpoint", metavar="DIR", help="What the artifacts were made from. [model/ beside model.onnx]")
 @text_options
-@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each contestant.")
-@click.option("--seed", type=int, default=0, show_default=True, help="For the making of texts.")
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Turns per contestant.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed for making texts.")
 @click.option("--latency", is_flag=True, help="Also one text at a time: p50, p95, p99.")
 @click.option(
     "--sts", multiple=True, type=DATASET, help="Pairs with scores: adds the Spearman correlation; repeatable."
@@ -72,8 +71,8 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
     type=DATASET,
     help="Folder in BEIR's layout: adds nDCG@10, recall, MRR@10; repeatable.",
 )
-@click.option("--only-quality", is_flag=True, help="Measure no speed, only what --sts, --pairs and --beir give.")
-@click.option("--only", multiple=True, metavar="NAME", help="Contestants with NAME in their name; may be repeated.")
+@click.option("--only-quality", is_flag=True, help="Measure only quality: --sts, --pairs and --beir.")
+@click.option("--only", multiple=True, metavar="NAME", help="Only contestants with NAME in their name; repeatable.")
 @click.option(
     "--rivals-python",
     metavar="PATH",
@@ -81,10 +80,10 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
     show_envvar=True,
     help="Interpreter that has the other libraries. [this one]",
 )
-@click.option("--trust-remote-code", is_flag=True, help="Run the model code that the checkpoint brings along.")
+@click.option("--trust-remote-code", is_flag=True, help="Run model code from the checkpoint.")
 @click.option("--markdown", is_flag=True, help="Print the table as markdown.")
 @click.option("--json", "json_file", type=OUTPUT, help="Write all figures to this file, for `compare`.")
-@click.option("--html", "html_file", type=OUTPUT, help="Write one self-contained page with plots.")
+@click.option("--html", "html_file", type=OUTPUT, help="Write a self-contained page with plots.")
 @click.version_option(__version__)
 def run(
     sources: tuple[str, ...],
@@ -92,61 +91,48 @@ def run(
     workloads: tuple[str, ...],
     texts_file: Path | None,
     num_texts: int,
-    rounds: int,
-    seed: int,
     latency: bool,
-    sts: tuple[Path, ...],
-    pairs: tuple[Path, ...],
-    beir: tuple[Path, ...],
     only_quality: bool,
-    only: tuple[str, ...],
     rivals_python: str | None,
-    trust_remote_code: bool,
     markdown: bool,
     json_file: Path | None,
     html_file: Path | None,
+    **options: Any,
 ) -> None:
     """Measure exported models against the eager PyTorch reference and other libraries."""
     with plain_errors(), temporary_folder() as folder, progress_line() as progress:
-        from sbert_infer.bench.contest.models_under_test import open_subject
+        from sbert_infer.bench.contest.models_under_test import open_models
+        from sbert_infer.bench.report.page import render_page
+        from sbert_infer.bench.report.results import write_reports
         from sbert_infer.bench.report.table import render_table
         from sbert_infer.bench.session import Settings, run_session
 
         check_outputs(json_file, html_file)
-        if only_quality:
-            _check_only_quality(bool(sts or pairs or beir), bool(workloads or texts_file or latency))
         settings = Settings(
-            rounds=rounds,
-            seed=seed,
-            latency_texts=_LATENCY_TEXTS if latency else 0,
-            sts=sts,
-            pairs=pairs,
-            beir=beir,
-            rivals_python=_interpreter(rivals_python),
-            only=only,
-            trust_remote_code=trust_remote_code,
+            latency_texts=_LATENCY_TEXTS if latency else 0, rivals_python=_interpreter(rivals_python), **options
         )
-        texts = {} if only_quality else make_workloads(workloads, texts_file, num_texts, seed)
-        subject = open_subject(sources, checkpoint, folder, trust_remote_code=trust_remote_code, announce=progress)
-        results = run_session(subject, texts, settings, folder, progress)
-    with plain_errors():
-        _write(results, json_file, html_file)
-    click.echo(render_table(results, markdown=markdown))
-    if "interrupted" in results.stamp:
-        raise SystemExit(128 + signal.SIGINT)
-    if not results.ours_are_right:
-        raise SystemExit(1)
+        if only_quality:
+            has_data = bool(settings.sts or settings.pairs or settings.beir)
+            _check_only_quality(has_data, has_speed=bool(workloads or texts_file or latency))
+        texts = {} if only_quality else make_workloads(workloads, texts_file, num_texts, settings.seed)
+        code = settings.trust_remote_code
+        models = open_models(sources, checkpoint, folder, trust_remote_code=code, announce=progress)
+        results = run_session(models, texts, settings, folder, progress)
+        write_reports(results, json_file, html_file, render_page)
+    finish(render_table(results, markdown=markdown), results.stamp, right=results.ours_are_right)
 
 
 @click.command("sbert-bench compare", epilog=COMPARE_EXAMPLES, context_settings=_SETTINGS)
 @click.argument("before", type=FILE)
 @click.argument("after", type=FILE)
-@click.option("--tolerance", type=click.FloatRange(0, 1), default=0.1, show_default=True, help="Loss that is noise.")
+@click.option(
+    "--tolerance", type=click.FloatRange(0, 1), default=0.1, show_default=True, help="Loss that counts as noise."
+)
 def compare(before: Path, after: Path, tolerance: float) -> None:
-    """Show what got slower or faster between two JSON files; exit with 1 if one of ours got slower."""
+    """Show what got slower or faster between two JSON files; exit with 1 if ours got slower."""
     with plain_errors():
         from sbert_infer.bench.report import compare as comparison
-        from sbert_infer.bench.report.results import ResultsError, load_results
+        from sbert_infer.bench.report.results import load_results
 
         old, new = load_results(before), load_results(after)
         changes = comparison.compare(old, new)
@@ -160,7 +146,7 @@ def compare(before: Path, after: Path, tolerance: float) -> None:
 
 
 def main() -> None:
-    """`sbert-bench compare ...` compares, `--serve` loads servers; anything else is something to measure."""
+    """Run `compare` if that is the first argument, a load test with `--serve`, else a benchmark."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["compare"]:
         compare(arguments[1:], prog_name="sbert-bench compare")
@@ -171,12 +157,7 @@ def main() -> None:
     run(prog_name="sbert-bench")
 
 
-_LATENCY_TEXTS = 100
-
-
-def _check_only_quality(has_data: bool, has_speed: bool) -> None:
-    from sbert_infer.bench.contest.models_under_test import BenchError
-
+def _check_only_quality(has_data: bool, *, has_speed: bool) -> None:
     if not has_data:
         raise BenchError("--only-quality needs data: add --sts, --pairs or --beir")
     if has_speed:
@@ -184,24 +165,12 @@ def _check_only_quality(has_data: bool, has_speed: bool) -> None:
 
 
 def _interpreter(path: str | None) -> str:
-    from sbert_infer.bench.contest.models_under_test import BenchError
-
     if not path:
         return sys.executable
     found = shutil.which(path)
     if found is None:
         raise BenchError(f"--rivals-python {path} is not a program")
     return str(Path(found).absolute())  # not resolved: a virtual environment is known by its link
-
-
-def _write(results: Results, json_file: Path | None, html_file: Path | None) -> None:
-    from sbert_infer.bench.report.page import render_page
-    from sbert_infer.bench.report.results import save_results
-
-    if json_file is not None:
-        save_results(results, json_file)
-    if html_file is not None:
-        html_file.write_text(render_page(results), encoding="utf-8")
 
 
 if __name__ == "__main__":

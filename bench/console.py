@@ -1,17 +1,19 @@
-"""What the commands have in common: texts, checks before a long run, errors and progress for people."""
+"""What the commands share: options for texts, checks before a long run, errors, progress."""
 
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import click
 
-from sbert_infer._util.files import staged
+from sbert_infer.bench.errors import BenchError, WorkloadError
+from sbert_infer.bench.workloads import WORKLOADS, make_workload, read_workload
 from sbert_infer.errors import SbertInferError
 
 __all__ = [
@@ -19,12 +21,12 @@ __all__ = [
     "FILE",
     "OUTPUT",
     "check_outputs",
+    "finish",
     "make_workloads",
     "plain_errors",
     "progress_line",
     "temporary_folder",
     "text_options",
-    "write_text",
 ]
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -35,26 +37,22 @@ Command = TypeVar("Command", bound=Callable[..., object])
 
 
 def text_options(command: Command) -> Command:
-    """The options that say which texts: what `make_workloads` takes, but for the seed."""
-    kinds = click.Choice(["short", "medium", "long", "mixed"])
+    """Add the options that choose texts: the arguments of `make_workloads` but for the seed."""
+    kinds = click.Choice(list(WORKLOADS))
     options = [
-        click.option(
-            "--workload", "workloads", multiple=True, type=kinds, help="Kind of texts; may be repeated. [mixed]"
-        ),
-        click.option("--texts", "texts_file", type=FILE, help="Your own texts instead, one a line."),
+        click.option("--workload", "workloads", multiple=True, type=kinds, help="Kind of texts; repeatable. [mixed]"),
+        click.option("--texts", "texts_file", type=FILE, help="Your own texts instead, one per line."),
         click.option(
             "--num-texts", type=click.IntRange(min=1), default=500, show_default=True, help="Texts per workload."
         ),
     ]
-    for option in reversed(options):  # the first is shown first
+    for option in reversed(options):  # the last one added is shown first
         command = option(command)
     return command
 
 
 def make_workloads(names: tuple[str, ...], file: Path | None, num_texts: int, seed: int) -> dict[str, tuple[str, ...]]:
-    """The texts of each workload asked for, or those of a file."""
-    from sbert_infer.bench.workloads import WorkloadError, make_workload, read_workload
-
+    """Make the texts of each workload asked for, or read those of a file."""
     if file is not None and names:
         raise WorkloadError("--texts takes the place of --workload: give one of them")
     if file is not None:
@@ -63,24 +61,15 @@ def make_workloads(names: tuple[str, ...], file: Path | None, num_texts: int, se
 
 
 def check_outputs(*files: Path | None) -> None:
-    """Before the long run, not after it."""
-    from sbert_infer.bench.contest.models_under_test import BenchError
-
+    """Check that files can be written, before the long run rather than after it."""
     for file in files:
         if file is not None and not file.absolute().parent.is_dir():
             raise BenchError(f"the folder {file.parent} does not exist")
 
 
-def write_text(path: Path, content: str) -> None:
-    """Write a file, whole or not at all."""
-    with staged(path) as file:
-        file.path.write_text(content, encoding="utf-8")
-        file.commit()
-
-
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Errors of this package and of the system as one line, and exit code 1."""
+    """Show errors of this package and of the system as one line, and exit with 1."""
     try:
         yield
     except SbertInferError as error:
@@ -93,15 +82,24 @@ def plain_errors() -> Iterator[None]:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder for the time of a run."""
+    """A folder that exists for one run."""
     with tempfile.TemporaryDirectory(prefix="sbert-bench-", ignore_cleanup_errors=True) as folder:
         yield Path(os.path.realpath(folder))
 
 
 @contextmanager
 def progress_line() -> Iterator[Callable[[str], object]]:
-    """On a terminal, a line that says what is being done and for how long already."""
+    """On a terminal, show a line with the current step and the time so far."""
     from tqdm import tqdm
 
     with tqdm(bar_format="{desc}  [{elapsed}]", leave=False, disable=None) as bar:  # None: a terminal only
         yield lambda line: bar.set_description_str(line)
+
+
+def finish(table: str, stamp: Mapping[str, object], *, right: bool) -> None:
+    """Print the table; exit with 130 if the run was interrupted, with 1 if a result was wrong."""
+    click.echo(table)
+    if "interrupted" in stamp:
+        raise SystemExit(128 + signal.SIGINT)
+    if not right:
+        raise SystemExit(1)

@@ -1,4 +1,4 @@
-"""`make demo`: the real all-MiniLM-L6-v2, from checkpoint to vectors, against the eager PyTorch model."""
+"""`make demo`: export the real all-MiniLM-L6-v2 and race it against the eager PyTorch model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def show(checkpoint: str, num_texts: int = TEXTS, rounds: int = ROUNDS) -> None:
-    """Export, encode, compare."""
+    """Export the checkpoint, encode with it, and compare speeds."""
     with tempfile.TemporaryDirectory() as folder:
         fp32, int8 = str(Path(folder, "minilm.onnx")), str(Path(folder, "minilm.int8.onnx"))
         _say("1. sbert-export: one file each, checked against the eager model before it is written")

@@ -1,4 +1,4 @@
-"""A whole run: the line-up, the workloads, the scores."""
+"""One whole run of `sbert-bench`: line up the contestants, run the workloads, score the results."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from sbert_infer._util.cores import usable_cores
-from sbert_infer.bench.contest.lineup import PACKAGES, Contestant, line_up, not_installed
-from sbert_infer.bench.contest.models_under_test import BenchError, Subject, check_weights
-from sbert_infer.bench.contest.process import RemoteWorker, WorkerError
-from sbert_infer.bench.contest.rounds import Meeting
-from sbert_infer.bench.quality.evaluate import add_quality, examine, make_tasks
+from sbert_infer.bench.contest.lineup import PACKAGES, Contestant, choose, line_up, not_installed
+from sbert_infer.bench.contest.models_under_test import ModelsUnderTest, check_weights
+from sbert_infer.bench.contest.process import RemoteWorker
+from sbert_infer.bench.contest.rounds import Contest
+from sbert_infer.bench.errors import BenchError, WorkerError
+from sbert_infer.bench.quality.evaluate import add_quality, evaluate, make_tasks
 from sbert_infer.bench.quality.tasks import Task
 from sbert_infer.bench.report.machine import machine_stamp
 from sbert_infer.bench.report.results import QUALITY, Results, Row, WorkloadFacts
@@ -29,6 +30,8 @@ from sbert_infer.text.tokenizer import Tokenizer
 from sbert_infer.types import Text
 
 __all__ = ["Settings", "run_session"]
+
+Progress = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -46,138 +49,131 @@ class Settings:
     trust_remote_code: bool = False
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What the two interpreters hold, and facts about the checkpoint that need torch."""
+
+    ours: dict[str, str]  # package -> version
+    theirs: dict[str, str]
+    theirs_python: str
+    checkpoint: dict[str, Any]  # what the loaders need to know about it
+    cuda: dict[str, Any]
+    flops: Sequence[float]  # coefficients by length, as `stats.flops` takes them
+
+
 def run_session(
-    subject: Subject,
+    models: ModelsUnderTest,
     workloads: Mapping[str, Sequence[str]],
     settings: Settings,
     folder: Path,
-    progress: Callable[[str], object] = lambda line: None,
+    progress: Progress = lambda line: None,
     extra: Sequence[Contestant] = (),
 ) -> Results:
-    """Measure everyone on every workload, given as name and texts, and on the datasets that `settings` names.
+    """Measure all contestants on the workloads (name -> texts) and on the datasets in `settings`.
 
-    Without a workload, quality alone. `folder` takes temporary files; `extra` contestants are for
-    tests. Ctrl-C ends it with what there is, if a round of the first workload is through.
+    Without a workload, only quality is measured. `folder` takes temporary files; `extra`
+    contestants are for tests. Ctrl-C returns what was measured so far, if a round of the first
+    workload is complete.
     """
-    tasks = make_tasks(subject, settings.sts, settings.pairs, settings.beir)
+    tasks = make_tasks(models, settings.sts, settings.pairs, settings.beir)
     progress("looking around")
-    about = _look_around(subject, settings, speed=bool(workloads))
-    everyone = [*line_up(subject.artifacts, about["checkpoint"], about["cuda"]), *extra]
-    absent = not_installed(everyone, about["ours"], about["theirs"])
-    chosen = _chosen(everyone, absent, settings.only)
-    stamp = {**machine_stamp(), **_stamp(subject, settings, about), "workloads": list(workloads)}
+    around = _look_around(models, settings, speed=bool(workloads))
+    everyone = [*line_up(models.artifacts, around.checkpoint, around.cuda), *extra]
+    absent = not_installed(everyone, around.ours, around.theirs)
+    chosen = choose(everyone, absent, settings.only)
+    stamp = {**machine_stamp(), **_stamp(models, settings, around), "workloads": list(workloads)}
     stamp[QUALITY] = [task.describe() for task in tasks]
-    with Meeting(folder, settings.rivals_python, pairs=subject.pairs) as meeting:
+    with closing(Contest(folder, settings.rivals_python, pairs=models.pairs)) as contest:
         for contestant in chosen if workloads else [one for one in chosen if one.own_quality]:
             progress(f"loading {contestant.name}")
-            meeting.enter(contestant)
+            contest.enter(contestant)
         facts: list[WorkloadFacts] = []
         rows: list[Row] = []
         try:
             for name, given in workloads.items():
-                texts = make_pairs(given) if subject.pairs else given
-                rounds = _run_workload(meeting, name, texts, settings, progress)
-                facts.append(_facts(name, texts, subject, about["flops"], meeting.peak_gflops))
-                rows += score(meeting.entrants, facts[-1])
+                texts = make_pairs(given) if models.pairs else given
+                rounds = _run_workload(contest, name, texts, settings, progress)
+                facts.append(_facts(name, texts, models, around.flops, contest.peak_gflops))
+                rows += score(contest.entrants, facts[-1])
                 if rounds < settings.rounds:
                     raise KeyboardInterrupt
-            rows = _measure_quality(meeting, tasks, subject, rows, progress)
-        except KeyboardInterrupt:  # what was measured so far is worth having
+            rows = _measure_quality(contest, tasks, models, rows, progress)
+        except KeyboardInterrupt:  # keep what was measured so far
             if not rows:
                 raise
             stamp["interrupted"] = "interrupted: not all rounds, workloads and datasets are there"
     return Results(stamp, facts, rows, sorted(absent))
 
 
-def _measure_quality(
-    meeting: Meeting, tasks: Sequence[Task], subject: Subject, rows: list[Row], progress: Callable[[str], object]
-) -> list[Row]:
-    """The rows with their quality; if there are none yet, new ones."""
-    found = examine(meeting, tasks, subject.artifacts[0].manifest, progress)
-    rows = rows or score_quality(meeting.entrants)
-    add_quality(rows, found)
-    failures = {entrant.contestant.name: entrant.failure for entrant in meeting.entrants}
-    for row in rows:
-        if row.status == "ok" and failures[row.contestant]:  # its speed was measured before
-            row.note = "; ".join(filter(None, [row.note, f"no quality: {failures[row.contestant]}"]))
-    return rows
-
-
-def _run_workload(
-    meeting: Meeting, name: str, texts: Sequence[Text], settings: Settings, progress: Callable[[str], object]
-) -> int:
-    """How many rounds were measured: fewer than asked for after Ctrl-C."""
-    meeting.start_workload(texts)
-    for entrant in meeting.entrants:
-        progress(f"{name}: warming up {entrant.contestant.name}")
-        meeting.warm_up(entrant)
-    number = 0
-    try:
-        for number in range(settings.rounds):
-            meeting.measure_machine(usable_cores())
-            for entrant in meeting.turns(number):
-                progress(f"{name}: round {number + 1} of {settings.rounds}, {entrant.contestant.name}")
-                meeting.turn(entrant)
-            meeting.compare()
-    except KeyboardInterrupt:
-        if not number:
-            raise
-        meeting.keep_rounds(number)
-        return number
-    for entrant, places in meeting.latency_turns(min(settings.latency_texts, len(texts))):
-        progress(f"{name}: latency, text {places[0] + 1}, {entrant.contestant.name}")
-        meeting.latency_turn(entrant, places)
-    return settings.rounds
-
-
-def _chosen(everyone: Sequence[Contestant], absent: set[str], only: Sequence[str]) -> list[Contestant]:
-    """Those installed and asked for, each rival followed by its tuned twin. The reference always takes part."""
-    chosen = [
-        one
-        for place, one in enumerate(everyone)
-        if one.name not in absent and (place == 0 or not only or any(part in one.name for part in only))
-    ]
-    if only and len(chosen) == 1 and not any(part in chosen[0].name for part in only):
-        names = ", ".join(one.name for one in everyone if one.name not in absent)
-        raise BenchError(f"--only {' --only '.join(only)} leaves nobody; there are: {names}")
-    return [entry for one in chosen for entry in ([one, one.tuned_twin()] if one.tunable else [one])]
-
-
-def _look_around(subject: Subject, settings: Settings, *, speed: bool) -> dict[str, Any]:
-    """What the two interpreters hold, and facts about the checkpoint that only torch can tell."""
-    spec = {
-        "checkpoint": subject.checkpoint,
-        "pairs": subject.pairs,
-        "trust_remote_code": settings.trust_remote_code,
-    }
+def _look_around(models: ModelsUnderTest, settings: Settings, *, speed: bool) -> Surroundings:
+    spec = {"checkpoint": models.checkpoint, "pairs": models.pairs, "trust_remote_code": settings.trust_remote_code}
     try:
         with closing(RemoteWorker(settings.rivals_python)) as worker:
             theirs = worker.ask("versions", packages=PACKAGES)
         with closing(RemoteWorker()) as worker:
             ours = worker.ask("versions", packages=PACKAGES)
             checkpoint = worker.ask("describe", spec=spec)["checkpoint"]
-            check_weights(subject, checkpoint["weights_sha256"])
-            return {
-                "theirs": theirs["versions"],
-                "theirs_python": theirs["python"],
-                "ours": ours["versions"],
-                "checkpoint": {**spec, **checkpoint},
-                "cuda": worker.ask("cuda"),
-                "flops": worker.ask("flops", spec=spec)["coefficients"] if speed else [],
-            }
+            check_weights(models, checkpoint["weights_sha256"])
+            return Surroundings(
+                ours=ours["versions"],
+                theirs=theirs["versions"],
+                theirs_python=theirs["python"],
+                checkpoint={**spec, **checkpoint},
+                cuda=worker.ask("cuda"),
+                flops=worker.ask("flops", spec=spec)["coefficients"] if speed else [],
+            )
     except WorkerError as error:
         raise BenchError(str(error)) from error
     except OSError as error:
         raise BenchError(f"{settings.rivals_python} can't be run: {error.strerror}") from error
 
 
+def _run_workload(contest: Contest, name: str, texts: Sequence[Text], settings: Settings, progress: Progress) -> int:
+    """Run the rounds of one workload. Return how many are complete: fewer after Ctrl-C."""
+    contest.start_workload(texts)
+    for entrant in contest.entrants:
+        progress(f"{name}: warming up {entrant.contestant.name}")
+        contest.warm_up(entrant)
+    number = 0
+    try:
+        for number in range(settings.rounds):
+            contest.measure_machine(usable_cores())
+            for entrant in contest.turns(number):
+                progress(f"{name}: round {number + 1} of {settings.rounds}, {entrant.contestant.name}")
+                contest.turn(entrant)
+            contest.compare()
+    except KeyboardInterrupt:
+        if not number:
+            raise
+        contest.keep_rounds(number)
+        return number
+    for entrant, places in contest.latency_turns(min(settings.latency_texts, len(texts))):
+        progress(f"{name}: latency, text {places[0] + 1}, {entrant.contestant.name}")
+        contest.latency_turn(entrant, places)
+    return settings.rounds
+
+
+def _measure_quality(
+    contest: Contest, tasks: Sequence[Task], models: ModelsUnderTest, rows: list[Row], progress: Progress
+) -> list[Row]:
+    """Add quality to the rows, or to new ones if there are none."""
+    found = evaluate(contest, tasks, models.artifacts[0].manifest, progress)
+    rows = rows or score_quality(contest.entrants)
+    add_quality(rows, found)
+    failures = {entrant.contestant.name: entrant.failure for entrant in contest.entrants}
+    for row in rows:
+        if row.status == "ok" and failures[row.contestant]:  # it failed after its speed was measured
+            row.note = "; ".join(filter(None, [row.note, f"no quality: {failures[row.contestant]}"]))
+    return rows
+
+
 def _facts(
-    name: str, texts: Sequence[Text], subject: Subject, coefficients: Sequence[float], peaks: Sequence[float]
+    name: str, texts: Sequence[Text], models: ModelsUnderTest, coefficients: Sequence[float], peaks: Sequence[float]
 ) -> WorkloadFacts:
-    artifact = subject.artifacts[0]
+    artifact = models.artifacts[0]
     manifest = artifact.manifest
     prompt = manifest.prompts[manifest.default_prompt_name] if manifest.default_prompt_name else ""
-    kind = PairTokenizer if subject.pairs else Tokenizer
+    kind = PairTokenizer if models.pairs else Tokenizer
     tokenized = kind(artifact.tokenizer_json, manifest.max_length, manifest.truncation_side)(prepend(prompt, texts))
     return WorkloadFacts(
         name=name,
@@ -190,16 +186,17 @@ def _facts(
     )
 
 
-def _stamp(subject: Subject, settings: Settings, about: Mapping[str, Any]) -> dict[str, Any]:
+def _stamp(models: ModelsUnderTest, settings: Settings, around: Surroundings) -> dict[str, Any]:
     separate = settings.rivals_python != sys.executable
+    manifest = models.artifacts[0].manifest
     return {
-        "model": subject.name,
-        "kind": subject.artifacts[0].manifest.kind,
-        "weights_sha256": subject.artifacts[0].manifest.weights_sha256,
-        "max_length": subject.artifacts[0].manifest.max_length,
+        "model": models.name,
+        "kind": manifest.kind,
+        "weights_sha256": manifest.weights_sha256,
+        "max_length": manifest.max_length,
         "rounds": settings.rounds,
         "seed": settings.seed,
-        "packages": about["ours"],
-        "rivals_python": about["theirs_python"] if separate else None,
-        "rivals_packages": about["theirs"] if separate else None,
+        "packages": around.ours,
+        "rivals_python": around.theirs_python if separate else None,
+        "rivals_packages": around.theirs if separate else None,
     }

@@ -31,12 +31,12 @@ def median(values: Sequence[float]) -> float:
 
 
 def paired_ratio(reference: Sequence[float], others: Sequence[float]) -> float:
-    """How many times faster `others` is: the median of the rounds' own ratios, so that slow spells cancel out."""
+    """Speed-up of `others`: the median of each round's ratio, so that slow spells cancel out."""
     return median([mine / other for mine, other in zip(reference, others, strict=True)])
 
 
 def round_ratios(numerators: Sequence[float | None], denominators: Sequence[float | None]) -> list[float]:
-    """Each round's own ratio, where it has one. Ctrl-C may have left one side a round short."""
+    """Ratio of each round that has one. After Ctrl-C one side may be a round short."""
     pairs = zip(numerators, denominators, strict=False)
     return [above / below for above, below in pairs if above is not None and below]
 
@@ -47,7 +47,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def cosines(vectors: npt.NDArray[Any], reference: npt.NDArray[Any]) -> Floats:
-    """The cosine of each row with the same row of the reference; NaN where a vector has NaN, 0 where one is zero."""
+    """Cosine of each row with the same row of the reference: NaN if a vector has NaN, 0 if zero."""
     a, b = vectors.astype(np.float64), reference.astype(np.float64)
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     products: Floats = (a * b).sum(axis=1) / np.maximum(lengths, np.finfo(np.float64).tiny)
@@ -55,12 +55,12 @@ def cosines(vectors: npt.NDArray[Any], reference: npt.NDArray[Any]) -> Floats:
 
 
 def spearman(left: Sequence[float] | Floats, right: Sequence[float] | Floats) -> float:
-    """The rank correlation, equal values sharing their mean rank. 0 where one side is constant."""
+    """Rank correlation; equal values share their mean rank. 0 if one side is constant."""
     return correlation(_ranks(np.asarray(left, np.float64)), _ranks(np.asarray(right, np.float64)))
 
 
 def correlation(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> float:
-    """Pearson's. 0 where one side is constant."""
+    """Pearson's correlation. 0 if one side is constant."""
     a, b = left.astype(np.float64), right.astype(np.float64)
     a, b = a - a.mean(), b - b.mean()
     scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
@@ -75,7 +75,7 @@ def _ranks(values: Floats) -> Floats:
 
 
 def flops(lengths: npt.NDArray[np.int64], coefficients: Sequence[float]) -> float:
-    """The operations for texts of these lengths without any padding, by the polynomial c + a n + b n^2."""
+    """Operations for texts of these lengths without padding, by the polynomial c + a n + b n^2."""
     n = lengths.astype(np.float64)
     constant, linear, square = coefficients
     return float((constant + linear * n + square * n * n).sum())

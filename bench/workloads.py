@@ -1,4 +1,4 @@
-"""Texts to measure with: made from the documentation that every Python brings along, or read from a file."""
+"""Texts to measure with: made from Python's own documentation, or read from a file."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from sbert_infer.errors import SbertInferError
+from sbert_infer.bench.errors import WorkloadError
 
-__all__ = ["WORKLOADS", "WorkloadError", "make_pairs", "make_workload", "read_workload"]
+__all__ = ["WORKLOADS", "make_pairs", "make_workload", "read_workload"]
 
-# Modules with much prose in their docstrings; none does anything when imported.
+# Modules with much prose in their docstrings and no side effects on import.
 _MODULES = """
 argparse ast collections concurrent.futures configparser contextlib csv datetime decimal difflib doctest email.message
 enum fractions functools http.client inspect json logging optparse pathlib pickle random shutil socket statistics string
@@ -22,17 +22,13 @@ subprocess tarfile tempfile textwrap threading unittest unittest.mock urllib.par
 """
 _PROSE_WORD = re.compile(r"[A-Za-z][a-z'-]*[.,;:!?]*")
 _MARKUP = re.compile(r":\w+:`|[`*|\\()\[\]\"]|^\s*>>>.*$", re.MULTILINE)
-_LONGEST_WORD = 25  # characters; beyond it are rulers and paths
+_LONGEST_WORD = 25  # characters; anything longer is a ruler or a path
 _QUERY_WORDS = 8
 _ATTEMPTS = 50  # random draws per text before giving up on finding one that is new
 
 
-class WorkloadError(SbertInferError):
-    """Texts that can't be made or read."""
-
-
 def _mixed(rng: random.Random) -> int:
-    """A corpus of sentences, some paragraphs, a few pages that reach beyond usual limits."""
+    """Lengths of mostly sentences, some paragraphs, and a few pages beyond the usual limits."""
     kind = rng.random()
     if kind < 0.88:
         return round(min(max(rng.lognormvariate(2.6, 0.6), 3), 60))  # median 13 words
@@ -49,8 +45,8 @@ WORKLOADS: dict[str, Callable[[random.Random], int]] = {
 
 
 def make_workload(name: str, num_texts: int, seed: int = 0) -> tuple[str, ...]:
-    """Distinct texts of the kind that `name` says; the same for the same numbers and version of Python."""
-    rng = random.Random(f"{name} {seed}")  # noqa: S311 - repeatable is what is wanted
+    """Make distinct texts of one kind, repeatable for the same arguments and Python version."""
+    rng = random.Random(f"{name} {seed}")  # noqa: S311 - it must be repeatable
     sentences = _sentences()
     texts: dict[str, None] = {}
     for _ in range(_ATTEMPTS * num_texts):
@@ -63,7 +59,7 @@ def make_workload(name: str, num_texts: int, seed: int = 0) -> tuple[str, ...]:
 
 
 def read_workload(path: Path, num_texts: int) -> tuple[str, ...]:
-    """The first `num_texts` distinct, non-empty lines of a file."""
+    """Read the first `num_texts` distinct, non-empty lines of a file."""
     texts = tuple(dict.fromkeys(line for line in _lines(path) if line.strip()))[:num_texts]
     if not texts:
         raise WorkloadError(f"{path} holds no text")
@@ -71,21 +67,21 @@ def read_workload(path: Path, num_texts: int) -> tuple[str, ...]:
 
 
 def make_pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """For rerankers: each text with a query, the first words of the text halfway down the list."""
+    """Pair each text with a query: the first words of the text half the list away."""
     queries = [" ".join(text.split()[:_QUERY_WORDS]) for text in texts]
     return [(queries[(place + len(texts) // 2) % len(texts)], text) for place, text in enumerate(texts)]
 
 
 def _lines(path: Path) -> list[str]:
     try:
-        # Not splitlines, which also breaks at characters that are part of a text.
+        # Not splitlines, which also splits at characters that are part of a text.
         return path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     except UnicodeDecodeError as error:
         raise WorkloadError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def _text(sentences: tuple[tuple[str, ...], ...], start: int, words: int) -> str:
-    """`words` words, from the beginning of a sentence on."""
+    """Join `words` words, starting with a sentence."""
     taken: list[str] = []
     while len(taken) < words:
         taken += sentences[start % len(sentences)]

@@ -1,6 +1,6 @@
-"""Find what many texts are about: python examples/clustering.py model.onnx [texts.txt].
+"""Group texts by topic: python examples/clustering.py model.onnx [texts.txt].
 
-Without a file of texts, one a line, it sorts the documentation inside the Python installation.
+Without a file of texts, one per line, it groups the documentation in the Python installation.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from sentence_transformers import util
 from sbert_infer import Engine
 
 SHOWN = 10
-MIN_COSINE = 0.65  # with the centre of a group; higher gives smaller groups that are more alike
+MIN_COSINE = 0.65  # with the centre of a group; a higher value gives smaller, tighter groups
 MIN_SIZE = 5
 
 
 def main(artifact: str, file: str | None = None) -> None:
-    """Group texts that mean nearly the same; nobody says how many groups there are."""
+    """Group texts that mean nearly the same, without a given number of groups."""
     texts = read_texts(file, 10_000)
     with Engine(artifact, on_truncate="ignore") as engine:
         vectors = engine.encode(texts, show_progress_bar=sys.stderr.isatty())

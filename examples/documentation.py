@@ -1,4 +1,4 @@
-"""Texts that are on every machine: the sentences of the documentation inside the Python installation."""
+"""Texts found on every machine: sentences of the documentation in the Python installation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 __all__ = ["read_texts", "sentences"]
 
 PROSE_WORD = re.compile(r"[A-Za-z][a-z'-]*[.,;:!?]*")
-SENTENCE = re.compile(r"[A-Z][^_/=<>\[\]{}]*\.", re.DOTALL)  # from a capital to a full stop, without code
+SENTENCE = re.compile(r"[A-Z][^_/=<>\[\]{}]*\.", re.DOTALL)  # from a capital letter to a full stop, without code
 MARKUP = re.compile(r":\w+:(?=`)|[`*|\\]")
 SKIPPED = {"idlelib", "lib2to3", "site-packages", "test", "tests", "turtledemo"}
 
 
 def read_texts(path: str | None, num_texts: int) -> list[str]:
-    """The first distinct lines of the user's file; without one, as many sentences of documentation."""
+    """Read the first distinct lines of a file, or sentences of documentation without one."""
     if path is None:
         return sentences(num_texts)
     lines = (line.strip() for line in Path(path).read_text(encoding="utf-8").split("\n"))
@@ -27,9 +27,9 @@ def read_texts(path: str | None, num_texts: int) -> list[str]:
 
 
 def sentences(num_texts: int) -> list[str]:
-    """The first sentences of prose, of the standard library and then of the packages installed beside it.
+    """Find prose in the standard library, then in installed packages.
 
-    They differ in more than capitals.
+    No two sentences differ only in case.
     """
     found: dict[str, str] = {}
     for document in _documents():
@@ -65,9 +65,9 @@ def _documents() -> Iterator[str]:
 def _docstrings(file: Path) -> Iterator[str]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # other people's code
+            warnings.simplefilter("ignore")  # about other people's code
             tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # templates, and files broken on purpose
+    except (SyntaxError, ValueError):  # templates, and files that are broken on purpose
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -1,7 +1,6 @@
 """Search a Parquet file with DuckDB: python examples/duckdb_search.py model.onnx vectors.parquet.
 
-`sbert-embed corpus.txt model.onnx --columns text -o vectors.parquet` writes such a file, of any
-size.
+`sbert-embed corpus.txt model.onnx --columns text -o vectors.parquet` writes such a file.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ limit 3
 
 
 def main(artifact: str, vectors: str) -> None:
-    """Ask; there is nothing to load first."""
+    """Search the file directly, with nothing to load first."""
     engine = Engine(artifact)
     database = duckdb.connect()
     for question, vector in zip(QUESTIONS, engine.encode_query(QUESTIONS), strict=True):

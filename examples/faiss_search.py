@@ -11,11 +11,11 @@ from sbert_infer import Engine
 
 
 def main(artifact: str) -> None:
-    """Index the texts in memory, then ask."""
+    """Index the texts in memory, then search."""
     engine = Engine(artifact)
-    vectors = engine.encode_document(TEXTS, normalize_embeddings=True)  # [texts, dim], float32 as FAISS wants it
+    vectors = engine.encode_document(TEXTS, normalize_embeddings=True)  # [texts, dim], float32 as FAISS needs it
 
-    index = faiss.IndexFlatIP(vectors.shape[1])  # exact; of vectors of length 1 the inner product is the cosine
+    index = faiss.IndexFlatIP(vectors.shape[1])  # exact; for unit vectors the inner product is the cosine
     index.add(vectors)
 
     scores, rows = index.search(engine.encode_query(QUESTIONS, normalize_embeddings=True), 3)

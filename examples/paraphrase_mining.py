@@ -1,7 +1,6 @@
-"""Find texts that say the same in other words: python examples/paraphrase_mining.py model.onnx [texts.txt].
+"""Find paraphrases: python examples/paraphrase_mining.py model.onnx [texts.txt].
 
-Without a file of texts, one a line, it looks through the documentation inside the Python
-installation.
+Without a file of texts, one per line, it searches the documentation in the Python installation.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from sentence_transformers import util
 from sbert_infer import Engine
 
 SHOWN = 10
-COMMON_WORDS = 1 / 3  # pairs with a larger share of their words in common could be found without a model
+COMMON_WORDS = 1 / 3  # pairs that share more of their words could be found without a model
 
 
 def main(artifact: str, file: str | None = None) -> None:
-    """Compare every text with every other; show the most similar ones that are worded differently."""
+    """Compare every text with every other; show the most similar pairs with different wording."""
     texts = read_texts(file, 10_000)
     with Engine(artifact, on_truncate="ignore") as engine:
         pairs = util.paraphrase_mining(engine, texts, show_progress_bar=sys.stderr.isatty(), top_k=5)
@@ -30,7 +29,7 @@ def main(artifact: str, file: str | None = None) -> None:
 
 
 def common_words(one: str, other: str) -> float:
-    """The share of the words of both that both have."""
+    """Share of the words in either text that are in both."""
     words, more = (set(re.findall(r"\w+", text.lower())) for text in (one, other))
     return len(words & more) / max(1, len(words | more))
 

@@ -11,7 +11,7 @@ from sbert_infer import Engine
 
 
 def main(artifact: str) -> None:
-    """Fill a collection, then ask."""
+    """Fill a collection, then search."""
     engine = Engine(artifact)
     vectors = engine.encode_document(TEXTS)
 

@@ -1,6 +1,7 @@
-"""Search 36,000 texts by meaning: python examples/semantic_search.py model.onnx [texts.txt [question]].
+"""Search texts by meaning: python examples/semantic_search.py model.onnx [texts.txt [question]].
 
-Without a file of texts, one a line, it searches the documentation inside the Python installation.
+Without a file of texts, one per line, it searches 36,000 sentences of the documentation in the
+Python installation.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ QUESTIONS = [
 
 
 def main(artifact: str, file: str | None = None, question: str | None = None) -> None:
-    """Encode all texts once, then answer questions in no time."""
+    """Encode all texts once, then answer questions."""
     texts = read_texts(file, 36_000)
     questions = [question] if question else QUESTIONS
     with Engine(artifact, on_truncate="ignore") as engine:

@@ -15,7 +15,7 @@ from sbert_infer import Engine
 
 
 def main(artifact: str) -> None:
-    """Fill a table, then ask."""
+    """Fill a table, then search."""
     engine = Engine(artifact)
     vectors = engine.encode_document(TEXTS)
 

@@ -1,4 +1,4 @@
-"""A small collection to search, and questions that share hardly a word with their answers."""
+"""A small collection to search, and questions that share few words with their answers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ QUESTIONS = [
 
 
 def show(question: str, hits: list[tuple[float, str]]) -> None:
-    """Print what was found, the best first."""
+    """Print what was found, best first."""
     print(f"\n{question}")
     for score, text in hits:
         print(f"  {score:.2f}  {text}")

@@ -1,7 +1,6 @@
-"""`python -m sbert_infer.kernels.benchmark`: how fast pooling reads memory, against a plain copy on the same GPU.
+"""`python -m sbert_infer.kernels.benchmark`: pooling's memory throughput against a plain copy.
 
-Pooling computes next to nothing, so the copy's bytes per second are what it can hope for. Needs a
-GPU.
+Pooling computes next to nothing, so the throughput of a copy on the same GPU is its upper limit.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from collections.abc import Callable
 import torch
 
 from sbert_infer.kernels.mean_pool import mean_pool
-from sbert_infer.kernels.reference import mean_pool_twin
+from sbert_infer.kernels.reference import mean_pool_reference
 
 __all__ = ["main"]
 
-# [batch, length, hidden]: MiniLM, BERT base, large; short, usual and long texts; few rows and many.
+# [batch, length, hidden]: MiniLM, BERT base, large; short, typical, long texts; few, many rows.
 SHAPES = [(1, 128, 384), (32, 128, 384), (256, 128, 384), (256, 128, 768), (64, 512, 1024), (8, 8192, 768)]
 COPY_BYTES = 1 << 29
 
 
 def main() -> int:
-    """Print the table; the exit code is 1 without a GPU, or if the kernel and its twin disagree."""
+    """Print the table; exit with 1 without a GPU, or if the kernel disagrees with its reference."""
     if not torch.cuda.is_available():
         print("no GPU found: this benchmark runs on CUDA or ROCm only", file=sys.stderr)
         return 1
@@ -43,11 +42,11 @@ def main() -> int:
 
 
 def _row(shape: tuple[int, int, int], dtype: torch.dtype, copy: float) -> str:
-    """One line of the table. All tokens are kept, so that the bytes are known."""
+    """Render one line of the table. All tokens are kept, so that the bytes are known."""
     hidden = torch.randn(shape, device="cuda").to(dtype)
     mask = torch.ones(shape[:2], dtype=torch.int64, device="cuda")
     pooled = mean_pool(hidden, mask, normalize=True)
-    torch.testing.assert_close(pooled, mean_pool_twin(hidden, mask, normalize=True), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(pooled, mean_pool_reference(hidden, mask, normalize=True), atol=1e-6, rtol=1e-5)
     kernel = _median_us(lambda: mean_pool(hidden, mask, normalize=True))
     eager = _median_us(lambda: _eager(hidden, mask))
     gb_per_s = sum(x.numel() * x.element_size() for x in (hidden, mask, pooled)) / kernel / 1e3
@@ -59,7 +58,7 @@ def _row(shape: tuple[int, int, int], dtype: torch.dtype, copy: float) -> str:
 
 
 def _eager(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """As sentence-transformers pools: a product as large as the hidden states, then its FP32 sum."""
+    """Pool as sentence-transformers does: multiply by the mask, then sum in FP32."""
     weights = mask.unsqueeze(-1).to(hidden.dtype)  # [batch, length, 1]
     total = (hidden * weights).sum(1, dtype=torch.float32)
     count = weights.sum(1, dtype=torch.float32).clamp(min=1e-9)
@@ -73,7 +72,7 @@ def _copy_gb_per_s() -> float:
 
 
 def _median_us(call: Callable[[], object]) -> float:
-    """Median time of a call, with the L2 cache emptied before each."""
+    """Median time of a call, with the L2 cache emptied before each one."""
     from triton.testing import do_bench
 
     return 1e3 * float(do_bench(call, return_mode="median"))

@@ -2,7 +2,8 @@
 
 Two torch custom operators, `sbert_infer::mean_pool` and `sbert_infer::mean_pool_spans`:
 torch.compile and torch.export see each as one node. On CUDA and ROCm they run the Triton kernels,
-elsewhere the plain twins.
+elsewhere the
+plain torch of reference.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from types import ModuleType
 
 import torch
 
-from sbert_infer.kernels.reference import mean_pool_spans_twin, mean_pool_twin
+from sbert_infer.kernels.reference import mean_pool_reference, mean_pool_spans_reference
 
 __all__ = ["mean_pool", "mean_pool_packed", "mean_pool_spans"]
 
@@ -24,10 +25,10 @@ _INDEX_DTYPES = (torch.int32, torch.int64)
 def mean_pool(
     hidden: torch.Tensor, mask: torch.Tensor, normalize: bool = False, out_dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Mean of hidden [batch, length, hidden] over the tokens whose mask [batch, length] is not 0 -> [batch, hidden].
+    """Average hidden [batch, length, hidden] where mask [batch, length] != 0 -> [batch, hidden].
 
-    Sums are FP32 whatever the type of `hidden` (FP16, BF16 or FP32). What stands in padding never
-    matters, be it NaN. A row without tokens gives zeros. `normalize` scales rows to unit length.
+    Sums are FP32 for any type of `hidden` (FP16, BF16 or FP32). Padding never affects the result,
+    even if it is NaN. A row without tokens gives zeros. `normalize` scales rows to unit length.
     `out_dtype` is FP32 or FP16.
     """
     pooled: torch.Tensor = _mean_pool(hidden, mask, normalize, out_dtype)
@@ -42,11 +43,11 @@ def mean_pool_spans(
     out_dtype: torch.dtype = torch.float32,
     longest: int | None = None,
 ) -> torch.Tensor:
-    """Mean of the tokens starts[i]..ends[i] (exclusive) of hidden [tokens, hidden] -> [spans, hidden].
+    """Average tokens starts[i]..ends[i] (exclusive) of hidden [tokens, hidden] -> [spans, hidden].
 
-    Spans may overlap, and come in any order. They are cut to the tokens that exist; an empty one
-    gives zeros. `longest`, the number of tokens in the longest span, lets a GPU share out long
-    spans. It is a hint: a wrong one only costs time.
+    Spans may overlap and come in any order. They are cut to the tokens that exist; an empty one
+    gives zeros. `longest`, the number of tokens in the longest span, lets a GPU divide long spans
+    among programs. It is a hint: a wrong value only costs time.
     """
     pooled: torch.Tensor = _mean_pool_spans(hidden, starts, ends, normalize, out_dtype, longest)
     return pooled
@@ -59,9 +60,9 @@ def mean_pool_packed(
     out_dtype: torch.dtype = torch.float32,
     longest: int | None = None,
 ) -> torch.Tensor:
-    """Mean of each sequence in hidden [tokens, hidden], packed without padding -> [sequences, hidden].
+    """Average the sequences packed in hidden [tokens, hidden] -> [sequences, hidden].
 
-    Sequence i is the tokens cu_seqlens[i]..cu_seqlens[i + 1]. `longest` as in `mean_pool_spans`.
+    Sequence i is the tokens cu_seqlens[i]..cu_seqlens[i + 1]; for `longest` see `mean_pool_spans`.
     """
     if cu_seqlens.ndim != 1 or not len(cu_seqlens):
         raise ValueError(f"cu_seqlens must have shape [sequences + 1], got {list(cu_seqlens.shape)}")
@@ -74,7 +75,7 @@ def mean_pool_packed(
 @torch.library.custom_op("sbert_infer::mean_pool", mutates_args=())
 def _mean_pool(hidden: torch.Tensor, mask: torch.Tensor, normalize: bool, out_dtype: torch.dtype) -> torch.Tensor:
     _check_padded(hidden, mask, out_dtype)
-    pool = _kernels().launch_mean_pool if hidden.is_cuda else mean_pool_twin
+    pool = _kernels().launch_mean_pool if hidden.is_cuda else mean_pool_reference
     pooled: torch.Tensor = pool(hidden, mask, normalize=normalize, out_dtype=out_dtype)
     return pooled
 
@@ -96,7 +97,7 @@ def _mean_pool_spans(
 ) -> torch.Tensor:
     _check_spans(hidden, starts, ends, out_dtype)
     if not hidden.is_cuda:
-        return mean_pool_spans_twin(hidden, starts, ends, normalize=normalize, out_dtype=out_dtype)
+        return mean_pool_spans_reference(hidden, starts, ends, normalize=normalize, out_dtype=out_dtype)
     pooled: torch.Tensor = _kernels().launch_mean_pool_spans(
         hidden, starts, ends, longest=longest, normalize=normalize, out_dtype=out_dtype
     )
@@ -117,7 +118,7 @@ def _(
 
 
 def _kernels() -> ModuleType:
-    """The launchers, imported when a GPU first asks for them: nothing else needs Triton."""
+    """Import the launchers, on first use on a GPU: nothing else needs Triton."""
     try:
         from sbert_infer.kernels import launch
     except ModuleNotFoundError as error:

@@ -1,16 +1,18 @@
-"""The Triton programs of mean pooling. launch.py launches them; reference.py computes the same in plain torch.
+"""The Triton kernels of mean pooling. reference.py computes the same in plain torch.
 
-Three kernels: one pools padded batches, one pools spans of a packed sequence, and one adds up rows
-that were split.
+There are three: one pools padded batches, one pools spans of a packed sequence, and one adds up
+rows that were split. launch.py launches them.
 
-- Every kept token is read once. What the mask drops is not multiplied by zero but not loaded, so that NaN in padding
-  can't leak, and padding costs no memory traffic.
-- Sums are FP32. Tokens are added in chunks counted from the row's first token, then chunk by chunk, whoever adds them:
-  a row's sum does not depend on the batch around it, on padding after it, nor on whether it was split.
+- Every kept token is read once. Masked tokens are not loaded (rather than multiplied by zero), so
+  NaN in padding can't leak and padding costs no memory traffic.
+- Sums are FP32. Tokens are added within chunks counted from the row's first token, then chunk by
+  chunk, no matter which program adds them: a row's sum does not depend on the batch around it, on
+  padding after it, or on whether it was split.
 - All offsets are 64-bit: batch * length * hidden may exceed 2^31.
 """
 
-# Triton compiles these functions from their source: their parameters are not Python values, and have no Python types.
+# Triton compiles these functions from source: their parameters are not Python values and have no
+# Python types.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # ruff: noqa: N803
@@ -25,7 +27,7 @@ __all__ = ["mean_pool_combine_kernel", "mean_pool_kernel", "mean_pool_spans_kern
 
 @triton.jit
 def _keep(mask_chunk, tokens, size, stride_mask, HAS_MASK: tl.constexpr):
-    """Which `tokens` of a chunk of `size` tokens count."""
+    """Say which `tokens` of a chunk of `size` tokens the mask keeps."""
     keep = tokens < size
     if HAS_MASK:
         keep = tl.load(mask_chunk + tokens.to(tl.int64) * stride_mask, mask=keep, other=0) != 0
@@ -34,7 +36,7 @@ def _keep(mask_chunk, tokens, size, stride_mask, HAS_MASK: tl.constexpr):
 
 @triton.jit
 def _tile(hidden_chunk, mask_chunk, tokens, size, inside, stride_token, stride_mask, HAS_MASK: tl.constexpr):
-    """The hidden states of `tokens`, zeros where they don't count. [BLOCK_TOKENS, BLOCK_HIDDEN]."""
+    """Load the hidden states of `tokens`, 0 where masked. [BLOCK_TOKENS, BLOCK_HIDDEN]."""
     keep = _keep(mask_chunk, tokens, size, stride_mask, HAS_MASK)
     pointers = hidden_chunk + tokens.to(tl.int64)[:, None] * stride_token
     return tl.load(pointers, mask=keep[:, None] & inside[None, :], other=0)
@@ -56,7 +58,7 @@ def _sum_tokens(
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_HIDDEN: tl.constexpr,
 ):
-    """The sum of the kept tokens in `first`..`last`, [BLOCK_HIDDEN], and their number."""
+    """Sum the kept tokens in `first`..`last`, [BLOCK_HIDDEN], and count them."""
     rows = tl.arange(0, BLOCK_TOKENS)
     inside = columns < HIDDEN
     total = tl.zeros([BLOCK_HIDDEN], tl.float32)
@@ -67,9 +69,9 @@ def _sum_tokens(
         size = tl.minimum(last - chunk, CHUNK).to(tl.int32)
         # Counting reads the chunk's whole mask, so that the loop below finds it in the L1 cache.
         count += tl.sum(_keep(mask_chunk, tl.arange(0, CHUNK), size, stride_mask, HAS_MASK).to(tl.int32), axis=0)
-        # A sum for each place in the tile: threads meet once a chunk, not once a tile.
+        # One sum per position in the tile: threads synchronise once per chunk, not once per tile.
         sums = tl.zeros([BLOCK_TOKENS, BLOCK_HIDDEN], tl.float32)
-        # One tile is loaded while the one before is added: else the assembler saves registers by
+        # Load one tile while adding the previous one; otherwise the assembler saves registers by
         # waiting for each load.
         tile = _tile(hidden_chunk, mask_chunk, rows, size, inside, stride_token, stride_mask, HAS_MASK)
         for token in range(BLOCK_TOKENS, size + BLOCK_TOKENS, BLOCK_TOKENS):
@@ -82,14 +84,14 @@ def _sum_tokens(
 
 @triton.jit
 def _mean(total, count):
-    # Counts are whole numbers, so 1 clamps as sentence-transformers' 1e-9 does: only an empty row,
-    # whose total is 0.
+    # Counts are integers, so clamping at 1 has the effect of sentence-transformers' 1e-9: it only
+    # changes an empty row, whose total is 0.
     return tl.div_rn(total, tl.maximum(count, 1).to(tl.float32))
 
 
 @triton.jit
 def _divisor(squares):
-    """What a row is divided by for unit length. NaN stays NaN, hence no `maximum`."""
+    """Norm to divide a row by for unit length. No `maximum`, so that NaN stays NaN."""
     norm = tl.sqrt_rn(squares)
     return tl.where(norm < 1e-12, 1e-12, norm)
 
@@ -106,7 +108,7 @@ def _write(
     FINISH: tl.constexpr,
     NORMALIZE: tl.constexpr,
 ):
-    """The finished row of `out`; or this chunk's sum and count, for mean_pool_combine_kernel to finish."""
+    """Write the finished row, or this chunk's sum and count for mean_pool_combine_kernel."""
     inside = columns < HIDDEN
     if FINISH:
         mean = _mean(total, count)
@@ -122,14 +124,14 @@ def _write(
 
 @triton.jit
 def _share(start, end, CHUNK: tl.constexpr):
-    """The tokens of this program: one chunk; for the row's last program, all that is left."""
+    """Token range of this program: one chunk, or all that remain for the row's last program."""
     first = start + tl.program_id(2).to(tl.int64) * CHUNK
     last = tl.where(tl.program_id(2) == tl.num_programs(2) - 1, end, tl.minimum(first + CHUNK, end))
     return first, last
 
 
-# Numbers that change from batch to batch must not be specialized on: each of their kinds would be
-# compiled anew.
+# Numbers that change from batch to batch must not be specialized on: each kind would be compiled
+# separately.
 @triton.jit(do_not_specialize=["length", "stride_batch", "stride_token", "stride_mask_batch", "stride_mask_token"])
 def mean_pool_kernel(
     hidden_ptr,
@@ -150,7 +152,7 @@ def mean_pool_kernel(
     FINISH: tl.constexpr,
     NORMALIZE: tl.constexpr,
 ):
-    """Pools hidden [batch, length, hidden] where mask [batch, length] is not 0.
+    """Pool hidden [batch, length, hidden] where mask [batch, length] is not 0.
 
     Program (row, block, chunk) owns BLOCK_HIDDEN columns of one row and its share of the tokens.
     `stride_batch` and `stride_token` count vectors of VECTOR elements, which tells the compiler
@@ -197,7 +199,7 @@ def mean_pool_spans_kernel(
     FINISH: tl.constexpr,
     NORMALIZE: tl.constexpr,
 ):
-    """Pools rows starts[i]..ends[i] of hidden [tokens, hidden], cut to the tokens that exist.
+    """Pool rows starts[i]..ends[i] of hidden [tokens, hidden], cut to the tokens that exist.
 
     Program (span, block, chunk) owns BLOCK_HIDDEN columns of one span and its share of the tokens.
     """
@@ -226,9 +228,9 @@ def mean_pool_spans_kernel(
 
 @triton.jit
 def _combine(sums_row, columns, chunks, count, HIDDEN: tl.constexpr, BLOCK_HIDDEN: tl.constexpr):
-    """The mean of one row, from the sums of its chunks in their order. [BLOCK_HIDDEN]."""
+    """Average one row from the sums of its chunks, in order. [BLOCK_HIDDEN]."""
     total = tl.zeros([BLOCK_HIDDEN], tl.float32)
-    # Four loads under way; the additions keep their order.
+    # Four loads in flight; the additions keep their order.
     for chunk in tl.range(0, chunks, loop_unroll_factor=4):
         total += tl.load(sums_row + chunk * HIDDEN + columns, mask=columns < HIDDEN, other=0)
     return _mean(total, count)
@@ -244,10 +246,10 @@ def mean_pool_combine_kernel(
     BLOCK_HIDDEN: tl.constexpr,
     NORMALIZE: tl.constexpr,
 ):
-    """Finishes rows from sums [rows, chunks, hidden] and counts [rows, chunks]. A program owns one row.
+    """Finish rows from sums [rows, chunks, hidden] and counts [rows, chunks], one row per program.
 
-    For unit length the sums are read twice, since a wide row does not fit into registers; they are
-    in the L2 cache.
+    For unit length the sums are read twice, since a wide row does not fit into registers; the
+    second read hits the L2 cache.
     """
     row = tl.program_id(0).to(tl.int64)
     sums_row = sums_ptr + row * chunks * HIDDEN

@@ -15,13 +15,13 @@ from sbert_infer.base_engine import BaseEngine
 from sbert_infer.encode.dense import DenseOutput
 from sbert_infer.encode.hybrid import AllVectors, HybridOutput
 from sbert_infer.encode.late_chunking import Spans, check_can_pool, encode_spans
+from sbert_infer.encode.mteb import encode_task, model_meta
 from sbert_infer.encode.multi_vector import MultiVectorOutput
 from sbert_infer.encode.options import EncodeOptions, check_running, given
 from sbert_infer.encode.output import Output, Window
 from sbert_infer.encode.results import progress_bar
 from sbert_infer.encode.sparse import SparseOutput, decode
 from sbert_infer.encode.tokens import TokensOutput
-from sbert_infer.encode.mteb import encode_task, model_meta
 from sbert_infer.similarity import (
     MULTI_SIMILARITIES,
     SIMILARITIES,

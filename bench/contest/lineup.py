@@ -1,4 +1,8 @@
-"""Who takes part: ours, the eager reference, and other libraries where they are installed."""
+"""Who takes part: our engine, the eager reference, and other libraries where they are installed.
+
+To add a rival, add a `Contestant` to `RIVALS` here, and to inside/loaders.py the function that
+loads it; if it needs files made from the checkpoint, also a function in inside/converters.py.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import Any
 
 from sbert_infer.artifact.manifest import RERANKER, Artifact
 from sbert_infer.artifact.plan_file import Plan
+from sbert_infer.bench.errors import BenchError
 
 __all__ = [
     "BATCH_SIZES",
@@ -20,59 +25,59 @@ __all__ = [
     "PACKAGES",
     "TUNED",
     "Contestant",
+    "choose",
     "file_mb",
     "line_up",
     "not_installed",
 ]
 
 EAGER = "eager PyTorch"
-TUNED = ", tuned"  # how the name of a tuned entry ends
+TUNED = ", tuned"  # suffix of the name of a tuned entry
 BATCH_SIZES = (8, 16, 32, 64, 128)  # tried for each rival's tuned entry
 
-# Cosine with the eager reference's vector that every text must reach, by family. Below it, an entry
-# is wrong.
+# The lowest cosine with the eager reference's vector that is still right, by family.
 MIN_COSINE = {"fp32": 0.999, "fp16": 0.999, "int8": 0.95}
 # For rerankers: the largest error of a score, in standard deviations of the reference's scores, and
-# how the scores must correlate where rounding changes all of them.
+# the lowest correlation with them, for families whose rounding changes every score.
 MAX_ERROR = {"fp32": 1e-3, "fp16": 1e-2}
 MIN_CORRELATION = {"fp32": 0.999, "fp16": 0.999, "int8": 0.95}
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """One entry, run in a process of its own."""
+    """One entry, which runs in a process of its own."""
 
     name: str
     family: str  # fp32, fp16 or int8
-    spec: Mapping[str, Any]  # what its loader in loaders.py needs
+    spec: Mapping[str, Any]  # arguments for its loader, which `kind` names
     ours: bool = False
     needs: tuple[str, ...] = ()  # packages, by their names on PyPI
     third_party: bool = False  # runs in the rivals' interpreter
-    prepare: Mapping[str, Any] | None = None  # files to make of the checkpoint first
+    converter: str = ""  # makes the files it runs, by its name in inside/converters.py
+    model_files: str = ""  # glob pattern of those files; by default the checkpoint's weights
     tuned: bool = False  # sorted by length and with the best batch size, both by us
     tunable: bool = False
-    own_batch_size: int | None = None  # texts; its default
-    sorts: bool = False  # by length, by itself
-    on_sigill: Mapping[str, str] = field(default_factory=dict)  # environment to try if the CPU refuses its code
-    same_graph: bool = False  # as another entry's: only its speed is of interest
+    own_batch_size: int | None = None  # the library's default, in texts
+    sorts: bool = False  # the library itself sorts by length
+    on_sigill: Mapping[str, str] = field(default_factory=dict)  # environment to retry with after SIGILL
+    same_graph: bool = False  # runs the graph of another entry: only its speed is of interest
 
     @property
     def own_quality(self) -> bool:
-        """Whether its vectors are worth examining beside those of the other entries."""
+        """Whether its vectors can differ from those of the other entries."""
         return not self.tuned and not self.same_graph
 
-    def tuned_twin(self) -> Contestant:
-        """The same library in a fair configuration."""
+    def as_tuned(self) -> Contestant:
+        """Return the entry for the same library in its best configuration."""
         return dataclasses.replace(self, name=f"{self.name}{TUNED}", tuned=True)
 
 
 _ST = "sentence-transformers"
 _ONNX = (_ST, "optimum", "onnxruntime", "onnx")
-_PLAIN_ONNX = {"backend": "onnx", "prepare": "plain"}
 
 
-def _st(
-    name: str, backend: str, prepare: str | None, needs: tuple[str, ...], family: str = "fp32", **more: Any
+def _sentence_transformers(
+    name: str, needs: tuple[str, ...], backend: str = "torch", family: str = "fp32", **more: Any
 ) -> Contestant:
     return Contestant(
         name=f"{_ST} {name}",
@@ -80,7 +85,6 @@ def _st(
         spec={"kind": _ST, "backend": backend},
         needs=needs,
         third_party=True,
-        prepare={"backend": backend, "prepare": prepare} if prepare else None,
         tunable=True,
         own_batch_size=32,
         sorts=True,
@@ -88,23 +92,33 @@ def _st(
     )
 
 
-# oneDNN trusts the CPU's flags; under some hypervisors AMX is announced and then refused. All but
-# AMX stays on.
-_NO_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
+def _sentence_transformers_onnx(name: str, **more: Any) -> Contestant:
+    return _sentence_transformers(name, _ONNX, "onnx", model_files="onnx/model.onnx", **more)
 
-THIRD_PARTY = (
-    _st("torch", "torch", None, (_ST,)),
-    _st("onnx", "onnx", "plain", _ONNX),
-    _st("onnx O3", "onnx", "O3", _ONNX),
-    _st("openvino", "openvino", "plain", (_ST, "optimum-intel", "openvino"), on_sigill=_NO_AMX),
-    _st("onnx int8", "onnx", "int8", _ONNX, family="int8"),
+
+RIVALS: tuple[Contestant, ...] = (
+    _sentence_transformers("torch", (_ST,)),
+    _sentence_transformers_onnx("onnx", converter="onnx"),
+    _sentence_transformers_onnx("onnx O3", converter="onnx-O3"),
+    _sentence_transformers(
+        "openvino",
+        (_ST, "optimum-intel", "openvino"),
+        "openvino",
+        converter="openvino",
+        model_files="openvino/*.bin",
+        # oneDNN trusts the CPU's flags, but some hypervisors announce AMX and then refuse it. This
+        # turns off AMX alone.
+        on_sigill={"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"},
+    ),
+    _sentence_transformers_onnx("onnx int8", converter="onnx-int8", family="int8"),
     Contestant(
         name="fastembed",
         family="fp32",
         spec={"kind": "fastembed"},
         needs=("fastembed", *_ONNX),  # the latter for the ONNX file that it runs
         third_party=True,
-        prepare=_PLAIN_ONNX,
+        converter="onnx",
+        model_files="onnx/model.onnx",
         tunable=True,
         own_batch_size=256,
     ),
@@ -119,48 +133,62 @@ THIRD_PARTY = (
         sorts=True,
     ),
 )
+PAIR_RIVALS: tuple[Contestant, ...] = (
+    dataclasses.replace(_sentence_transformers("CrossEncoder", (_ST,)), spec={"kind": "cross-encoder"}),
+)
 
-_OF_PAIRS = (dataclasses.replace(_st("CrossEncoder", "torch", None, (_ST,)), spec={"kind": "cross-encoder"}),)
-
-# Whose versions are part of a result.
+# Packages whose versions are recorded with the results.
 PACKAGES = tuple(
     sorted(
-        {package for rival in THIRD_PARTY for package in rival.needs}
+        {package for rival in RIVALS for package in rival.needs}
         | {"sbert-infer", "numpy", "tokenizers", "torch", "transformers", "optimum-onnx"}
     )
 )
 
 
 def line_up(artifacts: Sequence[Artifact], checkpoint: Mapping[str, Any], cuda: Mapping[str, Any]) -> list[Contestant]:
-    """Every contestant, installed or not, the eager reference first. `checkpoint` is what its loaders need to know."""
-    limit = {"max_length": artifacts[0].manifest.max_length}
-    eager = Contestant(EAGER, "fp32", {"kind": "eager", **checkpoint, **limit}, own_batch_size=32, sorts=True)
-    pairs = artifacts[0].manifest.kind == RERANKER
-    own = [eager, *_engines(artifacts, cuda["available"])]
-    if not pairs:
-        own = [eager, *_on_cuda(eager, cuda), *own[1:], *_plain_onnxruntime(artifacts)]
-    rivals = _OF_PAIRS if pairs else THIRD_PARTY
-    return [*own, *(dataclasses.replace(rival, spec={**checkpoint, **limit, **rival.spec}) for rival in rivals)]
+    """List all contestants, installed or not, the eager reference first.
+
+    `checkpoint` is what the loaders need to know about it.
+    """
+    known = {**checkpoint, "max_length": artifacts[0].manifest.max_length}
+    eager = Contestant(EAGER, "fp32", {"kind": "eager", **known}, own_batch_size=32, sorts=True)
+    engines = _engines(artifacts, cuda["available"])
+    if artifacts[0].manifest.kind == RERANKER:
+        own, rivals = [eager, *engines], PAIR_RIVALS
+    else:
+        own, rivals = [eager, *_on_cuda(eager, cuda), *engines, *_plain_onnxruntime(artifacts)], RIVALS
+    return [*own, *(dataclasses.replace(rival, spec={**known, **rival.spec}) for rival in rivals)]
 
 
 def not_installed(contestants: Iterable[Contestant], ours: Mapping[str, str], theirs: Mapping[str, str]) -> set[str]:
-    """Names of the contestants that lack a package, given the versions found in the two interpreters."""
+    """Names of the contestants that lack a package, given the versions in the two interpreters."""
     return {one.name for one in contestants if not set(one.needs) <= set(theirs if one.third_party else ours)}
 
 
+def choose(contestants: Sequence[Contestant], absent: set[str], only: Sequence[str]) -> list[Contestant]:
+    """Pick those installed and asked for, each tunable one followed by its tuned entry.
+
+    The first, the reference, always takes part.
+    """
+    installed = [one for one in contestants if one.name not in absent]
+    asked = [one for one in installed if not only or any(part in one.name for part in only)]
+    if not asked:
+        names = ", ".join(one.name for one in installed)
+        raise BenchError(f"--only {' --only '.join(only)} leaves nobody; there are: {names}")
+    chosen = asked if contestants[0] in asked else [contestants[0], *asked]
+    return [entry for one in chosen for entry in ([one, one.as_tuned()] if one.tunable else [one])]
+
+
 def file_mb(contestant: Contestant) -> float | None:
-    """The size of the model file that it runs."""
+    """Size of the model files that it runs."""
     spec = contestant.spec
     if "artifact" in spec:
         return _mb([Path(spec["artifact"]), Path(f"{spec['artifact']}.data")])
-    folder = Path(spec["model"])
-    if "file" in spec:
-        return _mb([folder / spec["file"]])
-    pattern = {"onnx": "onnx/model.onnx", "openvino": "openvino/*.bin"}.get(spec.get("backend", ""), "")
-    if spec["kind"] == "fastembed":
-        pattern = "onnx/model.onnx"
-    found = list(folder.glob(pattern)) if pattern else []
-    return _mb(found or list(folder.rglob("model*.safetensors")) or list(folder.rglob("pytorch_model*.bin")))
+    folder, pattern = Path(spec["model"]), spec.get("file") or contestant.model_files
+    if pattern:
+        return _mb(folder.glob(pattern))
+    return _mb(folder.rglob("model*.safetensors")) or _mb(folder.rglob("pytorch_model*.bin"))
 
 
 def _mb(files: Iterable[Path]) -> float | None:
@@ -169,14 +197,15 @@ def _mb(files: Iterable[Path]) -> float | None:
 
 
 def _engines(artifacts: Sequence[Artifact], gpu: bool) -> list[Contestant]:
-    """Each artifact where it belongs; on a machine with a GPU, FP32 there, too, and plans on both."""
+    """List our entries: each artifact on the CPU and, but for int8, on a GPU if there is one."""
     families = [artifact.manifest.precision for artifact in artifacts]
     entries = []
     for artifact, family in zip(artifacts, families, strict=True):
         name = f"sbert-infer {family}" + (f" ({artifact.path.name})" if families.count(family) > 1 else "")
-        plan = isinstance(artifact, Plan)
-        places = {"cpu": ", CPU" if plan else ""} | ({"cuda": ", CUDA"} if gpu and family != "int8" else {})
-        for device, suffix in places.items():
+        suffixes = {"cpu": ", CPU" if isinstance(artifact, Plan) else ""}
+        if gpu and family != "int8":
+            suffixes["cuda"] = ", CUDA"
+        for device, suffix in suffixes.items():
             place = {"artifact": str(artifact.path.resolve()), "device": device}
             spec = {"kind": "engine", "pairs": artifact.manifest.kind == RERANKER, **place}
             entries.append(Contestant(name + suffix, family, spec, ours=True, needs=("onnxruntime",)))
@@ -184,7 +213,7 @@ def _engines(artifacts: Sequence[Artifact], gpu: bool) -> list[Contestant]:
 
 
 def _plain_onnxruntime(artifacts: Sequence[Artifact]) -> list[Contestant]:
-    """The same graph without our batching: shows what that is worth."""
+    """Our graph without our batching, to show what that is worth; FP32 if there is an artifact."""
     models = [artifact for artifact in artifacts if not isinstance(artifact, Plan)]
     return [
         Contestant(

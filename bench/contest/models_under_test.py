@@ -1,4 +1,4 @@
-"""What is measured: artifacts of one checkpoint, and the checkpoint itself for the eager reference."""
+"""What is measured: artifacts of one checkpoint, and that checkpoint for the eager reference."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ from pathlib import Path
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.manifest import ENCODER, RERANKER, Artifact
 from sbert_infer.backends.tensorrt import cuda
-from sbert_infer.errors import SbertInferError
+from sbert_infer.bench.errors import BenchError
 
-__all__ = ["BenchError", "Subject", "check_weights", "open_subject"]
-
-
-class BenchError(SbertInferError):
-    """A benchmark that can't be run as asked."""
+__all__ = ["ModelsUnderTest", "check_weights", "open_models"]
 
 
 @dataclass(frozen=True)
-class Subject:
-    """Artifacts of one model with one length limit, and where its checkpoint is."""
+class ModelsUnderTest:
+    """Artifacts of one checkpoint with one length limit, and where that checkpoint is."""
 
     name: str
     checkpoint: str  # a folder or a hub id
@@ -30,19 +26,19 @@ class Subject:
 
     @property
     def pairs(self) -> bool:
-        """Whether it is a reranker, whose texts are pairs."""
+        """Whether they are rerankers, whose inputs are pairs of texts."""
         return self.artifacts[0].manifest.kind == RERANKER
 
 
-def open_subject(
+def open_models(
     sources: Sequence[str],
     checkpoint: str | None,
     folder: Path,
     *,
     trust_remote_code: bool = False,
     announce: Callable[[str], object] = lambda line: None,
-) -> Subject:
-    """Open the artifacts among `sources`; export a checkpoint among them, in every precision, to `folder`."""
+) -> ModelsUnderTest:
+    """Open the artifacts among `sources`; export a checkpoint to `folder`, in all precisions."""
     files = [source for source in sources if Path(source).is_file()]
     checkpoints = [source for source in sources if source not in files]
     if missing := [source for source in checkpoints if source.endswith((".onnx", ".plan"))]:
@@ -55,21 +51,21 @@ def open_subject(
     artifacts = tuple(open_artifact(file) for file in files)
     _check_same(artifacts)
     found = named[0] if named else _sibling(artifacts)
-    return Subject(artifacts[0].manifest.name, found, artifacts)
+    return ModelsUnderTest(artifacts[0].manifest.name, found, artifacts)
 
 
-def check_weights(subject: Subject, weights_sha256: str) -> None:
+def check_weights(models: ModelsUnderTest, weights_sha256: str) -> None:
     """Refuse a checkpoint whose weights are not those that the artifacts were made from."""
-    expected = subject.artifacts[0].manifest.weights_sha256
+    expected = models.artifacts[0].manifest.weights_sha256
     if weights_sha256 != expected:
         raise BenchError(
-            f"{subject.artifacts[0].path} was not made from {subject.checkpoint}: its weights have sha256 "
+            f"{models.artifacts[0].path} was not made from {models.checkpoint}: its weights have sha256 "
             f"{expected[:12]}, the checkpoint's {weights_sha256[:12]}; name the right one with --checkpoint"
         )
 
 
 def _sibling(artifacts: Sequence[Artifact]) -> str:
-    """The folder beside an artifact that bears its name: model.onnx, model.int8.onnx or model.plan -> model/."""
+    """Find the folder named like an artifact beside it: model.onnx, model.int8.onnx -> model/."""
     tried = []
     for artifact in artifacts:
         folder = artifact.path.with_name(
@@ -96,7 +92,7 @@ def _check_same(artifacts: Sequence[Artifact]) -> None:
 
 
 def _export(source: str, folder: Path, trust_remote_code: bool, announce: Callable[[str], object]) -> list[str]:
-    """Export in a process of its own, so that this one stays small."""
+    """Export in a separate process, so that this one stays small."""
     made: list[str] = []
     plan = [] if cuda.driver_problem() else [("model.plan", ["--fp16"])]
     for name, flags in (("model.onnx", list[str]()), ("model.int8.onnx", ["--int8"]), *plan):
@@ -104,17 +100,8 @@ def _export(source: str, folder: Path, trust_remote_code: bool, announce: Callab
             continue  # there is no FP16 for them yet
         announce(f"exporting {source} to {name}")
         code = ["--trust-remote-code"] if trust_remote_code else []
-        command = [
-            sys.executable,
-            "-m",
-            "sbert_infer.export.cli",
-            source,
-            "-o",
-            str(folder / name),
-            "-q",
-            *flags,
-            *code,
-        ]
+        arguments = [source, "-o", str(folder / name), "-q", *flags, *code]
+        command = [sys.executable, "-m", "sbert_infer.export.cli", *arguments]
         done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)  # noqa: S603 - our own
         if done.returncode:
             raise BenchError(done.stderr.strip().removeprefix("error: ") or f"the export of {source} failed")

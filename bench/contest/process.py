@@ -1,4 +1,4 @@
-"""The parent's end of a worker process."""
+"""Start a worker process and talk to it. inside/worker.py is the other end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RemoteWorker", "WorkerError"]
+from sbert_infer.bench.errors import WorkerError
+
+__all__ = ["RemoteWorker"]
 
 _SCRIPT = Path(__file__).resolve().parents[1] / "inside" / "worker.py"
-# Nothing may go over the network or call home while others are timed.
+# No library may use the network or send telemetry while another one is timed.
 _QUIET = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -28,25 +30,17 @@ _QUIET = {
 _CAN_STOP = hasattr(signal, "SIGSTOP")
 
 
-class WorkerError(Exception):
-    """A worker that died or could not do what it was asked. `signal` is the number of the signal that killed it."""
-
-    def __init__(self, message: str, signal: int = 0) -> None:
-        super().__init__(message)
-        self.signal = signal
-
-
 class RemoteWorker:
-    """A process that answers one request at a time, and is stopped, hence idle, whenever it is not asked.
+    """A process that handles one request at a time and is stopped (SIGSTOP) in between.
 
-    Libraries keep threads that spin or poll: without the stop they would take time from whoever is
-    being measured.
+    Libraries keep threads that spin or poll; without the stop they would take time from the
+    contestant being measured.
     """
 
     def __init__(self, python: str = sys.executable, environment: Mapping[str, str] | None = None) -> None:
         self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed by `close`
         kept = dict(os.environ)
-        if Path(python) != Path(sys.executable):  # another interpreter's packages are not this one's
+        if Path(python) != Path(sys.executable):  # another interpreter has packages of its own
             for name in ("PYTHONPATH", "PYTHONHOME"):
                 kept.pop(name, None)
         self._process = subprocess.Popen(  # noqa: S603 - our own script, in an interpreter the user chose
@@ -60,7 +54,7 @@ class RemoteWorker:
         )
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """Send a request and wait for the answer."""
+        """Send a request and wait for the reply."""
         self._signal("SIGCONT")
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101, PT018 - for mypy
         try:
@@ -72,13 +66,13 @@ class RemoteWorker:
         if not line:
             raise self._death()
         self._signal("SIGSTOP")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise WorkerError(answer["error"])
-        return answer
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise WorkerError(reply["error"])
+        return reply
 
     def close(self) -> None:
-        """Kill the process, whatever it does."""
+        """Kill the process, whatever it is doing."""
         with contextlib.suppress(BrokenPipeError):
             for stream in (self._process.stdin, self._process.stdout):
                 if stream is not None:
@@ -87,19 +81,19 @@ class RemoteWorker:
         self._process.wait()
         self._log.close()
 
-    def log_tail(self, size: int = 2000) -> str:
-        """The end of what the process wrote to stderr."""
-        end = self._log.seek(0, 2)
-        self._log.seek(max(0, end - size))
-        return self._log.read().decode("utf-8", "replace").strip()
-
     def _death(self) -> WorkerError:
         code = self._process.wait()
-        last = (self.log_tail().splitlines() or [""])[-1].strip()
+        last = self._last_line()
         if code < 0:
             with contextlib.suppress(ValueError):
                 return WorkerError(f"killed by {signal.Signals(-code).name}" + (f" ({last})" if last else ""), -code)
         return WorkerError(f"exited with {code}" + (f": {last}" if last else ""))
+
+    def _last_line(self) -> str:
+        """Last line that the process wrote to stderr."""
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 2000))
+        lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
+        return lines[-1].strip() if lines else ""
 
     def _signal(self, name: str) -> None:
         if _CAN_STOP and self._process.poll() is None:

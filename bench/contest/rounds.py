@@ -1,4 +1,4 @@
-"""The method: all contestants loaded, then rounds in which each runs once, in an order that rotates."""
+"""The method: load all contestants, then run rounds in which each runs once, in rotating order."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ import numpy as np
 import numpy.typing as npt
 
 from sbert_infer.bench.contest.lineup import BATCH_SIZES, Contestant
-from sbert_infer.bench.contest.models_under_test import BenchError
-from sbert_infer.bench.contest.process import RemoteWorker, WorkerError
+from sbert_infer.bench.contest.process import RemoteWorker
+from sbert_infer.bench.errors import BenchError, WorkerError
 from sbert_infer.bench.stats import correlation, cosines
 from sbert_infer.types import Text
 
-__all__ = ["Difference", "Entrant", "Meeting"]
+__all__ = ["Contest", "Difference", "Entrant"]
 
 Vectors = npt.NDArray[Any]
 
 _WARM_UP_EVERY = 4  # a quarter of the texts
 _TUNE_TEXTS = 128
 _LATENCY_TURN = 10  # texts that a contestant encodes one by one before the next has its turn
+_SIGILL = getattr(Signals, "SIGILL", None)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Between the scores of an entrant and the reference's."""
+    """How an entrant's scores differ from the reference's."""
 
     max_abs: float
-    spread: float  # standard deviation of the reference's: what `max_abs` is to be seen against
-    correlation: float | None  # lowest over the labels; None for a few pairs, which have no meaningful one
+    spread: float  # standard deviation of the reference's scores, the scale for `max_abs`
+    correlation: float | None  # lowest over the labels; None for the few pairs of a latency turn
 
 
 @dataclass
 class Entrant:
-    """A contestant and how it fares on the current workload. `failure` is why it is out, for good."""
+    """A contestant and its results on the current workload. `failure` says why it is out."""
 
     contestant: Contestant
     worker: RemoteWorker | None = None
@@ -48,9 +49,9 @@ class Entrant:
     note: str = ""
     same_as_own: bool = False  # its tuned configuration turned out to be the library's own
     batch_size: int | None = None
-    turns: list[dict[str, Any]] = field(default_factory=list)  # the worker's answers, one a round
+    turns: list[dict[str, Any]] = field(default_factory=list)  # the worker's replies, one per round
     cosines: list[npt.NDArray[np.float64]] = field(default_factory=list)  # with the reference's vectors
-    differences: list[Difference] = field(default_factory=list)  # from the reference's scores, of rerankers
+    differences: list[Difference] = field(default_factory=list)  # rerankers: from the reference's scores
     latencies_ms: list[float] = field(default_factory=list)
 
     @property
@@ -64,7 +65,7 @@ class Entrant:
         self.turns, self.cosines, self.differences, self.latencies_ms = [], [], [], []
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """Put a request to its worker."""
+        """Send a request to its worker."""
         if self.worker is None:
             raise WorkerError("it was never started")
         return self.worker.ask(command, **arguments)
@@ -81,27 +82,26 @@ class Entrant:
                 self.worker.close()
 
 
-class Meeting:
-    """All entrants, each in a process of its own. The first is the reference that the others are compared with."""
+class Contest:
+    """All entrants, each in a process of its own, compared with the first, the reference."""
 
     def __init__(self, folder: Path, rivals_python: str = sys.executable, *, pairs: bool = False) -> None:
         """With `pairs`, texts are pairs of texts and vectors are scores."""
         self._folder = folder
         self._pairs = pairs
         self._rivals_python = rivals_python
-        self._prepared: dict[str, Mapping[str, Any] | WorkerError] = {}
+        self._converted: dict[str, Mapping[str, Any] | WorkerError] = {}  # by converter
         self._machine = RemoteWorker()  # measures the matrix product
         self.entrants: list[Entrant] = []
-        self.peak_gflops: list[float] = []  # once a round
+        self.peak_gflops: list[float] = []  # one per round
         self._reference: Vectors | None = None
 
-    def enter(self, contestant: Contestant) -> Entrant:
+    def enter(self, contestant: Contestant) -> None:
         """Start a contestant and load its model."""
         entrant = Entrant(contestant)
         self.entrants.append(entrant)
         entrant.attempt(self._load)
         self._check_reference()
-        return entrant
 
     def start_workload(self, texts: Sequence[Text]) -> None:
         """Hand out the texts, and forget the last workload."""
@@ -111,7 +111,7 @@ class Meeting:
         self.hand_out(texts)
 
     def hand_out(self, texts: Sequence[Text]) -> None:
-        """Give everyone these texts."""
+        """Give these texts to every entrant."""
         file = self._folder / "texts.json"
         file.write_text(json.dumps(list(texts)), encoding="utf-8")
         for entrant in self.entrants:
@@ -119,36 +119,31 @@ class Meeting:
         self._reference = None
 
     def warm_up(self, entrant: Entrant) -> None:
-        """Find the batch size of a tuned entrant, then let it encode a part of the texts."""
+        """Find the batch size of a tuned entrant, then let it encode part of the texts."""
         entrant.attempt(_tune)
         if entrant.runs:
             entrant.attempt(lambda one: one.ask("warm_up", every=_WARM_UP_EVERY, **_configuration(one)))
 
     def turns(self, number: int) -> list[Entrant]:
-        """The entrants in the order in which they run in this round."""
+        """List the entrants in the order in which they run in round `number`."""
         running = [entrant for entrant in self.entrants if entrant.runs]
         first = number % len(running)
         return running[first:] + running[:first]
 
     def measure_machine(self, cores: int) -> None:
-        """Once a round: what the machine can do just now."""
+        """Measure the machine's current peak, once per round."""
         self.peak_gflops.append(float(self._machine.ask("gemm", cores=cores)["gflops"]))
 
     def turn(self, entrant: Entrant) -> None:
-        """One entrant's turn in a round."""
+        """Let an entrant encode all texts, timed."""
         file = str(self._vectors_file(entrant))
         entrant.attempt(lambda one: one.turns.append(one.ask("encode", out=file, **_configuration(one))))
         self._check_reference()
 
     def compare(self) -> None:
-        """Compare what each entrant computed in this round with the reference's first vectors, not timed."""
+        """Compare this round's vectors with the reference's first ones, not timed."""
         for entrant in self.entrants:  # the reference comes first
-            file = self._vectors_file(entrant)
-            if file.exists():
-                vectors = np.load(file)
-                file.unlink()
-                self._reference = vectors if self._reference is None else self._reference
-                self._judge(entrant, vectors)
+            self._collect(entrant)
 
     def keep_rounds(self, count: int) -> None:
         """Forget all but the first `count` rounds."""
@@ -157,7 +152,10 @@ class Meeting:
             del entrant.turns[count:]
 
     def latency_turns(self, count: int) -> list[tuple[Entrant, list[int]]]:
-        """Who encodes which of the first `count` texts one by one, in order. Tuning is about batches: not for one."""
+        """List who encodes which of the first `count` texts one by one, in order.
+
+        Tuned entries are left out: tuning is about batches.
+        """
         starts = range(0, count, _LATENCY_TURN)
         return [
             (entrant, list(range(start, min(start + _LATENCY_TURN, count))))
@@ -167,28 +165,17 @@ class Meeting:
         ]
 
     def latency_turn(self, entrant: Entrant, rows: list[int]) -> None:
-        """Encode some texts one at a time."""
-        file = self._vectors_file(entrant)
-        entrant.attempt(lambda one: one.latencies_ms.extend(one.ask("latency", rows=rows, out=str(file))["ms"]))
-        if file.exists() and self._reference is not None:
-            self._judge(entrant, np.load(file), rows)
-            file.unlink()
+        """Let an entrant encode some of the texts one at a time, timed."""
+        file = str(self._vectors_file(entrant))
+        entrant.attempt(lambda one: one.latencies_ms.extend(one.ask("latency", rows=rows, out=file)["ms"]))
+        self._collect(entrant, rows)
 
     def vectors(self, entrant: Entrant, prompt: str | None) -> Vectors | None:
-        """An entrant's vectors of all texts, compared with the reference's, which has its turn first; not timed.
-
-        None if it failed.
-        """
-        file = self._vectors_file(entrant)
-        entrant.attempt(lambda one: one.ask("encode", out=str(file), batch_size=None, by_length=False, prompt=prompt))
+        """Let an entrant, the reference first, encode all texts, not timed; None if it failed."""
+        file = str(self._vectors_file(entrant))
+        entrant.attempt(lambda one: one.ask("encode", out=file, batch_size=None, by_length=False, prompt=prompt))
         self._check_reference()
-        if not file.exists():
-            return None
-        vectors: Vectors = np.load(file)
-        file.unlink()
-        self._reference = vectors if self._reference is None else self._reference
-        self._judge(entrant, vectors)
-        return vectors
+        return self._collect(entrant)
 
     def close(self) -> None:
         """Kill all workers."""
@@ -196,14 +183,10 @@ class Meeting:
             if worker is not None:
                 worker.close()
 
-    def __enter__(self) -> Meeting:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    # Loading --------------------------------------------------------------------------------------
 
     def _load(self, entrant: Entrant) -> None:
-        contestant = entrant.contestant = self._prepare(entrant.contestant)
+        contestant = entrant.contestant = self._convert(entrant.contestant)
         try:
             self._start(entrant, {})
         except WorkerError as error:
@@ -219,28 +202,28 @@ class Meeting:
         entrant.worker = RemoteWorker(self._python(entrant.contestant), environment)
         entrant.load_s = entrant.ask("load", spec=dict(entrant.contestant.spec))["seconds"]
 
-    def _prepare(self, contestant: Contestant) -> Contestant:
-        """Have the files made that it needs, once for all that need the same."""
-        if contestant.prepare is None:
+    def _convert(self, contestant: Contestant) -> Contestant:
+        """Make the files that a contestant runs, once for all with the same converter."""
+        name = contestant.converter
+        if not name:
             return contestant
-        key = "-".join(contestant.prepare.values())
-        if key not in self._prepared:
-            made = self._make_files(contestant, key, {})
+        if name not in self._converted:
+            made = self._make_files(contestant, {})
             if isinstance(made, WorkerError) and made.signal == _SIGILL:
-                made = self._make_files(contestant, key, contestant.on_sigill)
-            self._prepared[key] = made
-        made = self._prepared[key]
+                made = self._make_files(contestant, contestant.on_sigill)
+            self._converted[name] = made
+        made = self._converted[name]
         if isinstance(made, WorkerError):
             raise made
         return replace(contestant, spec={**contestant.spec, **made})
 
-    def _make_files(
-        self, contestant: Contestant, key: str, environment: Mapping[str, str]
-    ) -> Mapping[str, Any] | WorkerError:
+    def _make_files(self, contestant: Contestant, environment: Mapping[str, str]) -> Mapping[str, Any] | WorkerError:
         worker = RemoteWorker(self._python(contestant), environment)
         try:
-            spec = {**contestant.spec, **(contestant.prepare or {}), "folder": str(self._folder / key)}
-            made: Mapping[str, Any] = worker.ask("prepare", spec=spec)["spec"]
+            folder = str(self._folder / contestant.converter)
+            made: Mapping[str, Any] = worker.ask(
+                "convert", converter=contestant.converter, spec=dict(contestant.spec), folder=folder
+            )["spec"]
             return made
         except WorkerError as error:
             return error
@@ -250,25 +233,31 @@ class Meeting:
     def _python(self, contestant: Contestant) -> str:
         return self._rivals_python if contestant.third_party else sys.executable
 
+    # Comparing ------------------------------------------------------------------------------------
+
     def _vectors_file(self, entrant: Entrant) -> Path:
         return self._folder / f"vectors{self.entrants.index(entrant)}.npy"
 
-    def _judge(self, entrant: Entrant, vectors: Vectors, rows: list[int] | None = None) -> None:
-        """Compare vectors, maybe of some texts only, with the reference's. Of another shape, each is a cosine of 0."""
-        assert self._reference is not None  # noqa: S101 - for mypy
+    def _collect(self, entrant: Entrant, rows: list[int] | None = None) -> Vectors | None:
+        """Take the vectors that an entrant wrote, of all texts or of `rows`, and compare them."""
+        file = self._vectors_file(entrant)
+        if not file.exists():
+            return None
+        vectors: Vectors = np.load(file)
+        file.unlink()
+        if self._reference is None:
+            self._reference = vectors
         expected = self._reference if rows is None else self._reference[rows]
         if self._pairs:
             entrant.differences.append(_difference(vectors, expected, whole=rows is None))
-        else:
+        else:  # vectors of another shape count as a cosine of 0 each
             same = vectors.shape == expected.shape
             entrant.cosines.append(cosines(vectors, expected) if same else np.zeros(len(expected)))
+        return vectors
 
     def _check_reference(self) -> None:
         if reason := self.entrants[0].failure:
             raise BenchError(f"the {self.entrants[0].contestant.name} reference can't run: {reason}")
-
-
-_SIGILL = getattr(Signals, "SIGILL", None)
 
 
 def _tune(entrant: Entrant) -> None:
@@ -284,8 +273,8 @@ def _configuration(entrant: Entrant) -> dict[str, Any]:
 
 
 def _difference(scores: Vectors, reference: Vectors, *, whole: bool) -> Difference:
-    """Both [pairs, labels]. Scores of another shape are infinitely wrong."""
-    spread = float(reference.std(axis=0).mean()) or float(np.abs(reference).mean())  # of equal scores, their size
+    """Compare scores, both [pairs, labels]; scores of another shape are infinitely wrong."""
+    spread = float(reference.std(axis=0).mean()) or float(np.abs(reference).mean())  # if all are equal, their size
     if scores.shape != reference.shape:
         return Difference(float("inf"), spread, 0.0)
     found = [correlation(a, b) for a, b in zip(scores.T, reference.T, strict=True)] if whole and len(scores) > 1 else []

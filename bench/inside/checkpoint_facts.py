@@ -1,4 +1,7 @@
-"""Facts about the checkpoint and the machine that only torch can tell. Asked of a worker, so that torch stays there."""
+"""Facts about the checkpoint and the machine that need torch.
+
+Computed in a worker with our own interpreter, so that the benchmark itself never loads torch.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,19 @@ Spec = dict[str, Any]  # `checkpoint`, `pairs` if it is a cross-encoder, `trust_
 
 
 def describe_checkpoint(spec: Spec) -> Spec:
-    """What the contestants need to know of the checkpoint."""
+    """Describe the checkpoint for the contestants' loaders."""
     from sbert_infer.export.checkpoint.checkpoint import weights_sha256
 
-    checkpoint = _read(spec)
+    checkpoint = _read(spec).checkpoint if spec["pairs"] else _read(spec)
     facts = {"model": str(checkpoint.path.resolve()), "weights_sha256": weights_sha256(checkpoint)}
     return facts if spec["pairs"] else {**facts, **_describe_modules(checkpoint)}
 
 
 def flops_polynomial(spec: Spec) -> list[float]:
-    """Coefficients c, a, b of the operations for one text, or pair, of n tokens: c + a n + b n^2.
+    """Coefficients c, a, b of the operations for one text or pair of n tokens: c + a n + b n^2.
 
-    Counted with plain attention, whose products PyTorch's counter knows. Three lengths settle three
-    coefficients.
+    Counted with eager attention, whose products PyTorch's counter recognises. Three lengths
+    determine three coefficients.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -45,7 +48,7 @@ def flops_polynomial(spec: Spec) -> list[float]:
 
 
 def gemm_gflops(cores: int, sizes: tuple[int, ...] = (512, 1024, 2048)) -> float:
-    """The most FP32 operations a second that a matrix product reaches here, in 1e9."""
+    """Measure the most FP32 operations per second that a matrix product reaches, in 1e9."""
     import torch
 
     torch.set_num_threads(cores)
@@ -64,10 +67,8 @@ def _read(spec: Spec) -> Any:
     from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
     from sbert_infer.export.families.cross_encoder.checkpoint import read_cross_encoder
 
-    source, code = spec["checkpoint"], spec.get("trust_remote_code", False)
-    if spec["pairs"]:
-        return read_cross_encoder(source, trust_remote_code=code).checkpoint
-    return read_checkpoint(source, trust_remote_code=code)
+    read: Any = read_cross_encoder if spec["pairs"] else read_checkpoint
+    return read(spec["checkpoint"], trust_remote_code=spec.get("trust_remote_code", False))
 
 
 def _describe_modules(checkpoint: Any) -> Spec:
@@ -84,13 +85,11 @@ def _describe_modules(checkpoint: Any) -> Spec:
 
 
 def _load_reference(spec: Spec) -> Any:
-    from sbert_infer.export.families.cross_encoder.checkpoint import read_cross_encoder
     from sbert_infer.export.families.cross_encoder.reference import load_pair_reference
     from sbert_infer.export.reference.encoder import load_reference
 
     if not spec["pairs"]:
         return load_reference(_read(spec), attention="eager")
-    code = spec.get("trust_remote_code", False)
-    reference: Any = load_pair_reference(read_cross_encoder(spec["checkpoint"], trust_remote_code=code))
+    reference: Any = load_pair_reference(_read(spec))
     reference.encoder.set_attn_implementation("eager")
     return reference

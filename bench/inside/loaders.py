@@ -1,18 +1,17 @@
-"""How each contestant is loaded and called. Runs inside `worker.py`, maybe in an interpreter without sbert_infer.
+"""How each contestant is loaded and called. Runs inside `worker.py`.
 
-So it imports the standard library and numpy only; every other library is imported by the loader
-that needs it. A loader takes the `Spec` that lineup.py wrote and gives an `Encode`: texts, a batch
-size (None: the library's own default) and a prompt (None: the model's default) to vectors [texts,
-dim]. What a loader does beyond that is what the library's own documentation says to do.
+Its interpreter may lack sbert_infer, so this imports the standard library and numpy only; each
+loader imports what it needs. A loader takes the `Spec` of a contestant in lineup.py and returns an
+`Encode`: a function of texts, a batch size (None: the library's own default) and a prompt (None:
+the model's default) that returns vectors [texts, dim]. Everything else in a loader follows the
+library's own documentation.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-import platform
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ class UnsupportedError(Exception):
 
 
 def load_engine(spec: Spec) -> Encode:
-    """`sbert_infer.Engine` as anyone would use it."""
+    """Load `sbert_infer.Engine` the ordinary way."""
     from sbert_infer import Engine
 
     engine = Engine(spec["artifact"], device=spec.get("device"), on_truncate="ignore")
@@ -45,7 +44,7 @@ def load_engine(spec: Spec) -> Encode:
 
 
 def load_eager(spec: Spec) -> Encode:
-    """The eager PyTorch reference. On CUDA, `dtype` and `attention` choose its faster forms."""
+    """Load the eager PyTorch reference. On CUDA, `dtype` and `attention` choose faster variants."""
     import torch
 
     from sbert_infer.export.checkpoint.checkpoint import read_checkpoint
@@ -90,7 +89,7 @@ def _on_device(reference: Any, default: str, device: str) -> Encode:
 
 
 def load_onnxruntime(spec: Spec) -> Encode:
-    """The artifact's graph in a session with default settings: batches in the given order, padded to the longest."""
+    """Load the artifact's graph into a default session: batches as given, padded to the longest."""
     import onnxruntime
 
     from sbert_infer.artifact import open_artifact
@@ -121,7 +120,7 @@ def load_onnxruntime(spec: Spec) -> Encode:
 
 
 def load_sentence_transformers(spec: Spec) -> Encode:
-    """sentence-transformers with the backend that `spec` names; files it exports itself were made by `prepare`."""
+    """Load sentence-transformers with the backend that `spec` names."""
     from sentence_transformers import SentenceTransformer
 
     options: Spec = {"model_kwargs": {"file_name": spec["file"]}} if spec.get("file") else {}
@@ -146,7 +145,7 @@ def load_sentence_transformers(spec: Spec) -> Encode:
 
 
 def load_fastembed(spec: Spec) -> Encode:
-    """Fastembed with a custom model: the ONNX file that sentence-transformers exports of the same checkpoint."""
+    """Load fastembed with a custom model: the ONNX file that sentence-transformers exports."""
     TextEmbedding: Any = importlib.import_module("fastembed").TextEmbedding
     description: Any = importlib.import_module("fastembed.common.model_description")
     kinds = description.PoolingType
@@ -154,14 +153,14 @@ def load_fastembed(spec: Spec) -> Encode:
     if spec["head"] or spec["pooling"] not in pooling:
         raise UnsupportedError(f"fastembed has no {spec['head'] or spec['pooling'] + ' pooling'}")
     TextEmbedding.add_custom_model(
-        model="sbert-bench/subject",
+        model="sbert-bench/model",
         pooling=pooling[spec["pooling"]],
         normalization=spec["normalized"],
-        sources=description.ModelSource(hf="sbert-bench/subject"),
+        sources=description.ModelSource(hf="sbert-bench/model"),
         dim=spec["dim"],
         model_file="onnx/model.onnx",
     )
-    model = TextEmbedding("sbert-bench/subject", specific_model_path=spec["model"], cuda=False)
+    model = TextEmbedding("sbert-bench/model", specific_model_path=spec["model"], cuda=False)
 
     def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
         texts = [(prompt or "") + text for text in texts]
@@ -171,7 +170,7 @@ def load_fastembed(spec: Spec) -> Encode:
 
 
 def load_infinity(spec: Spec) -> Encode:
-    """Infinity's torch engine through its Python interface. Its batch size is fixed when it starts."""
+    """Load infinity's torch engine, whose batch size is fixed when it starts."""
     infinity: Any = importlib.import_module("infinity_emb")
     loop = asyncio.new_event_loop()
     engines: dict[int | None, Any] = {}
@@ -202,11 +201,11 @@ def load_infinity(spec: Spec) -> Encode:
 
 
 def load_fake(spec: Spec) -> Encode:
-    """Stands in for a library that misbehaves, so that the benchmark's own tests can watch how it is dealt with."""
+    """Load a stand-in for a library that misbehaves, for the benchmark's own tests."""
     right = load_engine(spec)
 
     def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
-        if len(texts) == 1:  # it loads well
+        if len(texts) == 1:  # loading succeeds
             return right(texts, batch_size, prompt)
         if spec["fault"] == "crash":
             raise SystemExit("the fake contestant was told to crash")
@@ -227,37 +226,3 @@ LOADERS: dict[str, Callable[[Spec], Encode]] = {
     "infinity": load_infinity,
     "fake": load_fake,
 }
-
-
-# Files that a library makes of the checkpoint before it can run it --------------------------------
-
-
-def prepare(spec: Spec) -> Spec:
-    """Let sentence-transformers export the checkpoint to `folder`; gives what the contestant's spec then needs."""
-    from sentence_transformers import SentenceTransformer
-
-    folder = Path(spec["folder"])
-    code = spec.get("trust_remote_code", False)
-    model = SentenceTransformer(spec["model"], device="cpu", backend=spec["backend"], trust_remote_code=code)
-    if spec["prepare"] == "int8":
-        from sentence_transformers import export_dynamic_quantized_onnx_model
-
-        export_dynamic_quantized_onnx_model(model, quantization_config(), str(folder))
-    elif spec["prepare"] == "O3":
-        from sentence_transformers import export_optimized_onnx_model
-
-        export_optimized_onnx_model(model, "O3", str(folder))
-    model.save_pretrained(str(folder))  # the tokenizer and the modules that belong to the graph
-    made = [path for path in sorted(folder.rglob("*.onnx")) if path.name != "model.onnx"]
-    return {"model": str(folder), **({"file": f"onnx/{made[0].name}"} if made else {})}
-
-
-def quantization_config() -> str:
-    """The name sentence-transformers has for this CPU's best 8-bit arithmetic."""
-    if platform.machine().lower() in ("arm64", "aarch64"):
-        return "arm64"
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return "avx2"
-    return next((name for name in ("avx512_vnni", "avx512", "avx2") if name in flags), "avx2")

@@ -1,8 +1,8 @@
-"""How each contestant scores pairs of texts, for rerankers. Runs inside `worker.py`, as `loaders.py` does.
+"""How each contestant scores pairs of texts, for rerankers. Runs inside `worker.py`.
 
-A loader gives a `Score`: pairs, a batch size (None: the library's own default) and a prompt (None:
-the model's default) to scores [pairs, labels], before the activation, which would hide differences
-between large ones.
+A loader returns a `Score`: a function of pairs, a batch size (None: the library's own default) and
+a prompt (None: the model's default) that returns scores [pairs, labels]. They are taken before the
+activation, which would hide differences between large scores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Score = Callable[[list[list[str]], int | None, str | None], Scores]
 
 
 def load_reranker(spec: Spec) -> Score:
-    """`sbert_infer.Reranker` as anyone would use it."""
+    """Load `sbert_infer.Reranker` the ordinary way."""
     from sbert_infer import Reranker
 
     reranker = Reranker(spec["artifact"], device=spec.get("device"), on_truncate="ignore")
@@ -33,10 +33,13 @@ def load_reranker(spec: Spec) -> Score:
 
 
 def load_eager(spec: Spec) -> Score:
-    """The eager PyTorch reference."""
+    """Load the eager PyTorch reference."""
+    from sbert_infer.export.families.cross_encoder.checkpoint import read_cross_encoder
     from sbert_infer.export.families.cross_encoder.reference import load_pair_reference
 
-    cross_encoder = _read(spec)
+    cross_encoder = read_cross_encoder(
+        spec["checkpoint"], max_length=spec.get("max_length"), trust_remote_code=spec.get("trust_remote_code", False)
+    )
     reference = load_pair_reference(cross_encoder)
     known = cross_encoder.checkpoint
     default = known.prompts[known.default_prompt_name] if known.default_prompt_name else ""
@@ -50,7 +53,7 @@ def load_eager(spec: Spec) -> Score:
 
 
 def load_cross_encoder(spec: Spec) -> Score:
-    """sentence-transformers' `CrossEncoder`."""
+    """Load sentence-transformers' `CrossEncoder`."""
     from sentence_transformers import CrossEncoder
     from torch.nn import Identity
 
@@ -72,7 +75,7 @@ def load_cross_encoder(spec: Spec) -> Score:
 
 
 def load_fake(spec: Spec) -> Score:
-    """Stands in for a library with wrong scores, so that the benchmark's own tests can watch how it is dealt with."""
+    """Load a stand-in for a library with wrong scores, for the benchmark's own tests."""
     right = load_reranker(spec)
     return lambda pairs, batch_size, prompt: right(pairs, batch_size, prompt) + spec["error"]
 
@@ -83,11 +86,3 @@ LOADERS: dict[str, Callable[[Spec], Score]] = {
     "cross-encoder": load_cross_encoder,
     "fake": load_fake,
 }
-
-
-def _read(spec: Spec) -> Any:
-    from sbert_infer.export.families.cross_encoder.checkpoint import read_cross_encoder
-
-    return read_cross_encoder(
-        spec["checkpoint"], max_length=spec.get("max_length"), trust_remote_code=spec.get("trust_remote_code", False)
-    )

@@ -1,7 +1,6 @@
-"""The server that people write themselves: FastAPI and sentence-transformers. A rival for `sbert-bench --serve`.
+"""A plain FastAPI server around sentence-transformers, as a rival for `sbert-bench --serve`.
 
-Standalone: it runs in an environment with fastapi, uvicorn and sentence-transformers, without
-sbert_infer.
+Standalone: needs fastapi, uvicorn and sentence-transformers, but not sbert_infer.
     python bench/inside/plain_server.py MODEL --port 8082
 """
 
@@ -14,7 +13,7 @@ from typing import Any
 
 
 def make_app(model_name: str) -> Any:
-    """One route that encodes what it is sent. FastAPI runs a plain function like this one in a pool of threads."""
+    """Make an app with one encoding route, which FastAPI runs in a pool of threads."""
     fastapi: Any = importlib.import_module("fastapi")
     sentence_transformers: Any = importlib.import_module("sentence_transformers")
     model = sentence_transformers.SentenceTransformer(model_name, device="cpu")

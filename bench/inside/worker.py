@@ -1,9 +1,9 @@
-"""One contestant in a process of its own: `python worker.py`, one JSON request a line in, one JSON answer a line out.
+"""One contestant in a process of its own: `python worker.py`, JSON lines in, JSON lines out.
 
-Standalone: it runs in whatever interpreter has the contestant's library, with or without
-sbert_infer, and imports the standard library and numpy only. `loaders.py` and `pair_loaders.py` lie
-beside it. Vectors go to .npy files, texts come in a JSON file. For rerankers, texts are pairs of
-texts, and vectors are scores.
+Standalone: it runs in the interpreter that has the contestant's library, with or without
+sbert_infer, so it imports the standard library, numpy and the modules beside it only. Texts come in
+a JSON file, vectors go to .npy files. For rerankers, texts are pairs of texts and vectors are
+scores.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import signal
@@ -27,45 +28,45 @@ import numpy.typing as npt
 
 Vectors = npt.NDArray[Any]
 Request = dict[str, Any]
-Answer = dict[str, Any]
+Reply = dict[str, Any]
 
-_WAKE_TEXTS = 8  # encoded before each timing: a process that slept has cold threads and pages
+_MODULES = ("loaders", "pair_loaders", "converters")  # imported by their bare names
+_WAKE_TEXTS = 8  # encoded before each timing: a stopped process has cold threads and pages
 _TUNE_REPEATS = 2
-_TUNE_LONG_S = 5.0  # a trial this long needs no repetition
+_TUNE_LONG_S = 5.0  # a trial this long is not repeated
 
 
-class Server:
-    """Answers requests about one contestant. Each public method is a command; its arguments are the request's."""
+class Worker:
+    """Carries out requests for one contestant. Each public method is a command."""
 
-    def __init__(self, contestants: Any, pair_contestants: Any) -> None:
-        self._contestants = contestants
-        self._pair_contestants = pair_contestants
+    def __init__(self) -> None:
         self._encode: Any = None
         self._texts: list[Any] = []
 
-    def load(self, spec: Request) -> Answer:
-        """Load the contestant until it has encoded a first text, timed, imports included."""
+    def load(self, spec: Request) -> Reply:
+        """Load the contestant and encode a first text, timed, imports included."""
         start = time.perf_counter()
         pairs = spec.get("pairs", False)
-        self._encode = (self._pair_contestants if pairs else self._contestants).LOADERS[spec["kind"]](spec)
+        loaders = importlib.import_module("pair_loaders" if pairs else "loaders")
+        self._encode = loaders.LOADERS[spec["kind"]](spec)
         first = "A first text."
         self._encode([[first, first] if pairs else first], None, None)  # some libraries compile, or crash, only now
         return {"seconds": time.perf_counter() - start}
 
-    def texts(self, file: str) -> Answer:
-        """Take the texts to be encoded from now on."""
+    def texts(self, file: str) -> Reply:
+        """Read the texts to encode from now on."""
         self._texts = json.loads(Path(file).read_text(encoding="utf-8"))
         return {"count": len(self._texts)}
 
-    def warm_up(self, batch_size: int | None, by_length: bool, every: int) -> Answer:
-        """Encode a part of the texts, the longest and the shortest among them."""
+    def warm_up(self, batch_size: int | None, by_length: bool, every: int) -> Reply:
+        """Encode part of the texts, including the longest and the shortest."""
         order = sorted(range(len(self._texts)), key=lambda row: characters(self._texts[row]))
         rows = sorted({*order[::every], order[-1]})
         self._run([self._texts[row] for row in rows], batch_size, by_length)
         return {}
 
-    def tune(self, sizes: list[int], count: int) -> Answer:
-        """The batch size that is fastest on `count` of the texts, sorted by length."""
+    def tune(self, sizes: list[int], count: int) -> Reply:
+        """Find the batch size that is fastest on `count` of the texts, sorted by length."""
         sample = self._texts[:: max(1, len(self._texts) // count)][:count]
         seconds = {}
         for size in sizes:
@@ -76,11 +77,11 @@ class Server:
                 times.append(time.perf_counter() - start)
                 if times[0] > _TUNE_LONG_S:
                     break
-            seconds[size] = min(times)  # the first may still set up what this size needs
+            seconds[size] = min(times)  # the first may include setting up for this size
         return {"batch_size": min(seconds, key=lambda size: seconds[size]), "seconds": list(seconds.values())}
 
-    def encode(self, batch_size: int | None, by_length: bool, out: str, prompt: str | None = None) -> Answer:
-        """Encode all texts, timed from text to vectors in the order given."""
+    def encode(self, batch_size: int | None, by_length: bool, out: str, prompt: str | None = None) -> Reply:
+        """Encode all texts, timed from texts to vectors in the order given."""
         self._run(self._texts[:_WAKE_TEXTS], batch_size, by_length)
         cpu, start = cpu_seconds(), time.perf_counter()
         vectors = self._run(self._texts, batch_size, by_length, prompt)
@@ -94,7 +95,7 @@ class Server:
             "padding": padding() if padding else None,
         }
 
-    def latency(self, rows: list[int], out: str) -> Answer:
+    def latency(self, rows: list[int], out: str) -> Reply:
         """Encode some of the texts one at a time; milliseconds for each."""
         self._run(self._texts[:1], None, by_length=False)
         times, vectors = [], []
@@ -105,40 +106,39 @@ class Server:
         np.save(out, np.concatenate(vectors).astype(np.float32))
         return {"ms": times}
 
-    def prepare(self, spec: Request) -> Answer:
-        """Let the library make files of the checkpoint."""
-        return {"spec": self._contestants.prepare(spec)}
+    def convert(self, converter: str, spec: Request, folder: str) -> Reply:
+        """Make the files that the library runs from the checkpoint."""
+        convert = importlib.import_module("converters").CONVERTERS[converter]
+        return {"spec": convert(spec, Path(folder))}
 
-    def describe(self, spec: Request) -> Answer:
-        """What there is to know of the checkpoint."""
+    def describe(self, spec: Request) -> Reply:
+        """Describe the checkpoint."""
         from sbert_infer.bench.inside.checkpoint_facts import describe_checkpoint
 
         return {"checkpoint": describe_checkpoint(spec)}
 
-    def flops(self, spec: Request) -> Answer:
-        """Coefficients of the operations that a text takes, by its number of tokens."""
+    def flops(self, spec: Request) -> Reply:
+        """Coefficients of the polynomial that gives a text's operations by its number of tokens."""
         from sbert_infer.bench.inside.checkpoint_facts import flops_polynomial
 
         return {"coefficients": flops_polynomial(spec)}
 
-    def gemm(self, cores: int) -> Answer:
-        """The machine's peak at matrix products, FP32."""
+    def gemm(self, cores: int) -> Reply:
+        """Measure the machine's peak at FP32 matrix products."""
         from sbert_infer.bench.inside.checkpoint_facts import gemm_gflops
 
         return {"gflops": gemm_gflops(cores)}
 
-    def versions(self, packages: list[str]) -> Answer:
-        """The versions of those `packages` that are installed here."""
+    def versions(self, packages: list[str]) -> Reply:
+        """Versions of those `packages` that are installed here."""
         found = {}
         for package in packages:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 found[package] = importlib.metadata.version(package)
         return {"versions": found, "python": sys.version.split()[0]}
 
-    def cuda(self) -> Answer:
-        """Whether PyTorch sees a GPU, and whether flash attention is there for it."""
-        import importlib.util
-
+    def cuda(self) -> Reply:
+        """Say whether PyTorch sees a GPU and whether flash attention is installed."""
         torch: Any = importlib.import_module("torch")
         flash = importlib.util.find_spec("flash_attn") is not None
         return {"available": bool(torch.cuda.is_available()), "flash_attention": flash}
@@ -155,7 +155,7 @@ class Server:
 
 
 def characters(text: Any) -> int:
-    """How many a text, or a pair of texts, has."""
+    """Number of characters in a text or a pair of texts."""
     return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
@@ -166,8 +166,8 @@ def cpu_seconds() -> float:
 
 
 def peak_memory_mb() -> float:
-    """The most memory this process ever held."""
-    try:  # unlike ru_maxrss, this forgets what the parent held when it started us
+    """Peak memory of this process."""
+    try:  # unlike ru_maxrss, this does not include what the parent held when it forked
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
     except (OSError, IndexError, ValueError):
@@ -178,23 +178,23 @@ def peak_memory_mb() -> float:
 
 
 def die_with_parent() -> None:
-    """On Linux, ask to be killed when the benchmark is, even while stopped."""
+    """On Linux, ask to be killed when the benchmark ends, even while stopped."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def take_stdout() -> TextIO:
-    """The protocol's stream; whatever a library prints to stdout, even from C, goes to stderr instead."""
+    """Keep stdout for the protocol; what libraries print there, even from C, goes to stderr."""
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return stream
 
 
-def answer(server: Server, line: str) -> Answer:
-    """Carry out one request; an error becomes its message."""
+def handle(worker: Worker, line: str) -> Reply:
+    """Carry out one request; an error is replied as its message."""
     request = json.loads(line)
-    command: Callable[..., Answer] = getattr(server, request.pop("command"))
+    command: Callable[..., Reply] = getattr(worker, request.pop("command"))
     try:
         return command(**request)
     except Exception as error:
@@ -203,13 +203,15 @@ def answer(server: Server, line: str) -> Answer:
 
 
 def main() -> None:
-    """Serve until stdin closes."""
+    """Handle requests until stdin closes."""
     die_with_parent()
     stream = take_stdout()
-    server = Server(importlib.import_module("loaders"), importlib.import_module("pair_loaders"))
-    sys.path.remove(str(Path(__file__).resolve().parent))  # its other modules are no business of the libraries'
+    worker = Worker()
+    for module in _MODULES:
+        importlib.import_module(module)
+    sys.path.remove(str(Path(__file__).resolve().parent))  # so that no library imports a module of ours by accident
     for line in sys.stdin:
-        stream.write(json.dumps(answer(server, line)) + "\n")
+        stream.write(json.dumps(handle(worker, line)) + "\n")
         stream.flush()
     os._exit(0)  # libraries leave threads behind that would keep the process alive
 

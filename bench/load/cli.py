@@ -1,12 +1,13 @@
-"""The command `sbert-bench --serve`: load on servers."""
+"""The command `sbert-bench --serve`: a load test of servers."""
 
 from __future__ import annotations
 
 import importlib.util
-import signal
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,33 +15,37 @@ from sbert_infer import __version__
 from sbert_infer.bench.console import (
     OUTPUT,
     check_outputs,
+    finish,
     make_workloads,
     plain_errors,
     progress_line,
     temporary_folder,
     text_options,
-    write_text,
 )
-
-if TYPE_CHECKING:
-    from sbert_infer.bench.load.results import LoadResults
-    from sbert_infer.bench.load.server import LoadSettings
-    from sbert_infer.bench.load.target import Target
+from sbert_infer.bench.errors import BenchError
+from sbert_infer.bench.load.offline import Offline
+from sbert_infer.bench.load.page import render_load_page
+from sbert_infer.bench.load.schedule import parse_levels, parse_sizes
+from sbert_infer.bench.load.server import LoadSettings
+from sbert_infer.bench.load.session import run_load
+from sbert_infer.bench.load.table import render_load
+from sbert_infer.bench.load.target import Target, is_url, parse_target
+from sbert_infer.bench.report.results import write_reports
 
 __all__ = ["load"]
 
 EXAMPLES = """\b
 Examples:
-  sbert-bench --serve http://127.0.0.1:8080              each vector checked against that of its text alone
+  sbert-bench --serve http://127.0.0.1:8080              each vector checked against that of the text alone
   sbert-bench model.onnx --serve http://127.0.0.1:8080   ... against Engine.encode without a server
   sbert-bench model.onnx --serve ours=http://127.0.0.1:8080 theirs=http://127.0.0.1:8081/v1 --html load.html
   sbert-bench --serve http://127.0.0.1:8080 --rates 50,100,200 --duration 30 --pid 4711
 
-In each round a server's saturation is found with clients that wait for their answers. Then requests arrive at random
-at shares of it, whether or not those before were answered; latency counts from when a request was due, so that a stall
-shows. Servers take turns. The first is compared with the others. The exit code is 1 if a vector was wrong.
+Each round finds a server's saturation with clients that wait for responses. Then requests arrive at random at shares
+of it, whether or not earlier ones got a response; latency counts from when a request was due, so that a stall shows.
+Servers take turns. The first is compared with the others. The exit code is 1 if a vector was wrong.
 
-A URL is what OpenAI's clients call the base URL; without a path it is that of /v1.
+A URL is what OpenAI's clients call the base URL; without a path, /v1 is added.
 """
 _SECONDS = click.FloatRange(min=0, min_open=True)
 
@@ -57,122 +62,85 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     show_default=True,
     help="Levels of load: shares of the saturation, or requests per second.",
 )
-@click.option("--duration", type=_SECONDS, default=5.0, show_default=True, help="Seconds of a turn at one level.")
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Turns of each server.")
+@click.option(
+    "--duration", "duration_s", type=_SECONDS, default=5.0, show_default=True, help="Seconds per turn at one level."
+)
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Turns per server.")
 @click.option("--clients", type=click.IntRange(1, 4096), default=64, show_default=True, help="Clients at saturation.")
-@click.option("--inputs-per-request", default="1", show_default=True, help="Texts in a request: a number or 1-32.")
+@click.option(
+    "--inputs-per-request", default="1", show_default=True, help="Texts per request: a number or a range, 1-32."
+)
 @click.option("--encoding-format", type=click.Choice(["base64", "float"]), default="base64", show_default=True)
-@click.option("--timeout", type=_SECONDS, default=10.0, show_default=True, help="Seconds before a client gives up.")
-@click.option("--wait", type=click.FloatRange(min=0), default=0.0, help="Seconds to wait for a server that starts.")
-@click.option("--model", default="", help="Model to ask for. [the first that the server lists]")
+@click.option(
+    "--timeout", "timeout_s", type=_SECONDS, default=10.0, show_default=True, help="Seconds before a client gives up."
+)
+@click.option(
+    "--wait", "wait_s", type=click.FloatRange(min=0), default=0.0, help="Seconds to wait for a server to start."
+)
+@click.option("--model", default="", help="Model to request. [the first that the server lists]")
 @click.option("--api-key", default="", envvar="OPENAI_API_KEY", show_envvar=True, help="Sent to every server.")
-@click.option("--min-cosine", type=click.FloatRange(0, 1), default=0.99999, show_default=True, help="Below is wrong.")
-@click.option("--p99-ms", type=_SECONDS, help="Bound to compare loads at. [4 times the first server's lone p99]")
-@click.option("--pid", "pids", type=int, multiple=True, help="A server's process, for its memory; in the URLs' order.")
+@click.option(
+    "--min-cosine", type=click.FloatRange(0, 1), default=0.99999, show_default=True, help="Below it, a vector is wrong."
+)
+@click.option("--p99-ms", type=_SECONDS, help="Bound for comparing loads. [4 times the first server's lone p99]")
+@click.option(
+    "--pid", "pids", type=int, multiple=True, help="A server's process, to measure its memory; in the URLs' order."
+)
 @text_options
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For texts, arrivals and order.")
-@click.option("--trust-remote-code", is_flag=True, help="Run the model code that the checkpoint brings along.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed for texts, arrivals and order."
+)
+@click.option("--trust-remote-code", is_flag=True, help="Run model code from the checkpoint.")
 @click.option("--markdown", is_flag=True, help="Print the tables as markdown.")
 @click.option("--json", "json_file", type=OUTPUT, help="Write all figures to this file.")
-@click.option("--html", "html_file", type=OUTPUT, help="Write one self-contained page with plots.")
+@click.option("--html", "html_file", type=OUTPUT, help="Write a self-contained page with plots.")
 @click.version_option(__version__)
 def load(
     sources: tuple[str, ...],
     workloads: tuple[str, ...],
     texts_file: Path | None,
     num_texts: int,
+    seed: int,
+    rates: str,
+    inputs_per_request: str,
+    model: str,
+    api_key: str,
+    pids: tuple[int, ...],
+    trust_remote_code: bool,
+    markdown: bool,
     json_file: Path | None,
     html_file: Path | None,
-    markdown: bool,
-    trust_remote_code: bool,
     **options: Any,
 ) -> None:
-    """Measure embeddings servers that speak OpenAI's protocol under rising load, and check every vector."""
-    with plain_errors():
+    """Measure OpenAI-compatible embedding servers under rising load, and check every vector."""
+    with plain_errors(), temporary_folder() as folder, progress_line() as progress:
         check_outputs(json_file, html_file)
-        targets, settings = _targets(sources, options), _settings(options)
-        texts = make_workloads(workloads, texts_file, num_texts, options["seed"])
-        results = _run(sources, targets, texts, settings, trust_remote_code)
-        _write(results, json_file, html_file)
-    _show(results, markdown)
+        targets = [replace(one, model=model, api_key=api_key) for one in _targets(sources, pids)]
+        if importlib.util.find_spec("httptools") is None:
+            raise BenchError("--serve needs httptools: pip install 'sbert-infer[bench]'")
+        settings = LoadSettings(levels=parse_levels(rates), sizes=parse_sizes(inputs_per_request), seed=seed, **options)
+        made = make_workloads(workloads, texts_file, num_texts, seed)
+        texts = tuple(dict.fromkeys(text for part in made.values() for text in part))
+        with _offline(sources, folder, trust_remote_code) as offline:
+            results = run_load(targets, " + ".join(made), texts, settings, offline, progress)
+        write_reports(results, json_file, html_file, render_load_page)
+    finish(render_load(results, markdown=markdown), results.stamp, right=not results.wrong_texts)
 
 
-def _run(
-    sources: tuple[str, ...],
-    targets: list[Target],
-    texts: dict[str, tuple[str, ...]],
-    settings: LoadSettings,
-    trust_remote_code: bool,
-) -> LoadResults:
-    from sbert_infer.bench.load.offline import open_offline
-    from sbert_infer.bench.load.session import run_load
-    from sbert_infer.bench.load.target import is_url
-
-    models = [source for source in sources if not is_url(source)]
-    pooled = tuple(dict.fromkeys(text for part in texts.values() for text in part))
-    with (
-        temporary_folder() as folder,
-        progress_line() as progress,
-        open_offline(models, folder, trust_remote_code=trust_remote_code) as offline,
-    ):
-        return run_load(targets, " + ".join(texts), pooled, settings, offline, progress)
-
-
-def _targets(sources: tuple[str, ...], options: dict[str, Any]) -> list[Target]:
-    from sbert_infer.bench.contest.models_under_test import BenchError
-    from sbert_infer.bench.load.target import is_url, parse_target
-
+def _targets(sources: tuple[str, ...], pids: tuple[int, ...]) -> list[Target]:
     targets = [parse_target(source) for source in sources if is_url(source)]
-    pids = options["pids"]
     if not targets:
         raise BenchError(f"--serve needs a URL such as http://127.0.0.1:8080, got {' '.join(sources)}")
     if len({target.name for target in targets}) < len(targets):
         raise BenchError("two servers have one name: give them others, --serve first=URL second=URL")
     if pids and len(pids) != len(targets):
         raise BenchError(f"--pid was given {len(pids)} times for {len(targets)} servers: one for each, in their order")
-    return [
-        replace(target, model=options["model"], api_key=options["api_key"], pid=pid)
-        for target, pid in zip(targets, pids or [None] * len(targets), strict=True)
-    ]
+    return [replace(target, pid=pid) for target, pid in zip_longest(targets, pids)]
 
 
-def _settings(options: dict[str, Any]) -> LoadSettings:
-    from sbert_infer.bench.contest.models_under_test import BenchError
-    from sbert_infer.bench.load.schedule import parse_levels, parse_sizes
-    from sbert_infer.bench.load.server import LoadSettings
-
-    if importlib.util.find_spec("httptools") is None:
-        raise BenchError("--serve needs httptools: pip install 'sbert-infer[bench]'")
-    return LoadSettings(
-        levels=parse_levels(options["rates"]),
-        rounds=options["rounds"],
-        duration_s=options["duration"],
-        clients=options["clients"],
-        sizes=parse_sizes(options["inputs_per_request"]),
-        encoding_format=options["encoding_format"],
-        timeout_s=options["timeout"],
-        min_cosine=options["min_cosine"],
-        p99_ms=options["p99_ms"],
-        wait_s=options["wait"],
-        seed=options["seed"],
-    )
-
-
-def _write(results: LoadResults, json_file: Path | None, html_file: Path | None) -> None:
-    from sbert_infer.bench.load.page import render_load_page
-    from sbert_infer.bench.load.results import load_json
-
-    if json_file is not None:
-        write_text(json_file, load_json(results))
-    if html_file is not None:
-        write_text(html_file, render_load_page(results))
-
-
-def _show(results: LoadResults, markdown: bool) -> None:
-    from sbert_infer.bench.load.table import render_load
-
-    click.echo(render_load(results, markdown=markdown))
-    if "interrupted" in results.stamp:
-        raise SystemExit(128 + signal.SIGINT)
-    if results.wrong_texts:
-        raise SystemExit(1)
+def _offline(sources: tuple[str, ...], folder: Path, trust_remote_code: bool) -> AbstractContextManager[Offline | None]:
+    """Open the model among `sources`, if there is one."""
+    models = [source for source in sources if not is_url(source)]
+    if len(models) > 1:
+        raise BenchError(f"one artifact or checkpoint to compare with, got {len(models)}: {', '.join(models)}")
+    return closing(Offline(models[0], folder, trust_remote_code=trust_remote_code)) if models else nullcontext()

@@ -1,9 +1,9 @@
-"""Sends requests over keep-alive connections and notes when answers came; what they hold is looked at afterwards.
+"""Send requests over keep-alive connections and record when responses came, without parsing them.
 
-The generator shares the machine with the server, so it must be light. Against a server that answers
-at once, 500 requests/s on 2 busy cores, a request took 0.12 to 0.14 ms of CPU with this and 0.35 to
-0.37 with aiohttp; httpx could not keep up. Hence asyncio's protocols, with httptools for the
-parsing.
+The generator shares the machine with the server, so it must be light. Against a server that
+responds immediately, 500 requests/s on 2 busy cores, a request took 0.12 to 0.14 ms of CPU with
+this and 0.35 to 0.37 with aiohttp; httpx could not keep up. Hence asyncio's protocols, with
+httptools for the parsing.
 """
 
 from __future__ import annotations
@@ -15,54 +15,54 @@ import importlib
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from sbert_infer.bench.load.target import Target
 
 __all__ = ["Exchange", "LoadClient", "run_loop"]
 
-MAX_CONNECTIONS = 4096  # an arrival that finds all of them busy waits for one, and the wait counts as latency
-_OTHER_FILES = 128  # that this process may have open besides connections
+MAX_CONNECTIONS = 4096  # with all of them busy, a request waits for one, which counts as latency
+_OTHER_FILES = 128  # open files allowed besides connections
 _SWEEP_S = 0.05
-_PAUSE_S = 0.05  # in a closed loop, after anything but an answer
+_PAUSE_S = 0.05  # in a closed loop, after anything but a response with status 200
 
 T = TypeVar("T")
 
 
 class Exchange:
-    """A request and what became of it. Times are of `time.perf_counter`; `due` is when it should have been sent."""
+    """A request and its outcome, with times of `time.perf_counter`."""
 
     __slots__ = ("body", "done", "due", "error", "request", "sent", "status")
 
     def __init__(self, request: int, due: float) -> None:
-        self.request = request  # its number among the client's requests
-        self.due = due
+        self.request = request  # index into the client's requests
+        self.due = due  # when it should have been sent
         self.sent = 0.0
         self.done = 0.0
         self.status = 0
         self.body = b""
-        self.error = ""  # why there is no answer
+        self.error = ""  # why there is no response
 
     @property
     def latency_s(self) -> float:
-        """Seconds from when it was due, not from when it was sent: a late start is part of the wait."""
+        """Seconds since it was due, not since it was sent: a late start is part of the wait."""
         return self.done - self.due
 
 
 class LoadClient:
-    """Talks to one server, for one run of a loop. `requests` are whole HTTP requests, as bytes."""
+    """Sends `requests`, which are whole HTTP requests as bytes, to one server in one loop."""
 
     def __init__(self, target: Target, requests: Sequence[bytes], timeout_s: float) -> None:
-        import httptools  # here, since nothing but --serve needs it
+        import httptools  # imported here, since only --serve needs it
 
         self.http = httptools
         self._host, self._port = target.address
         self._ssl = ssl.create_default_context() if target.secure else None
         self._requests = requests
         self._timeout_s = timeout_s
-        self._idle: list[_Connection] = []  # last in, first out: few stay warm rather than many lukewarm
+        self._idle: list[_Connection] = []  # last in, first out: keeps few connections warm
         self._waiting: deque[Exchange] = deque()
         self._in_flight: dict[Exchange, _Connection] = {}
         self._connections = 0
@@ -71,7 +71,7 @@ class LoadClient:
         self._settled: Callable[[Exchange], object] = lambda exchange: None
 
     async def open_loop(self, arrivals: Sequence[float], order: Sequence[int], connections: int) -> list[Exchange]:
-        """Send request `order[i]` at second `arrivals[i]`, whatever became of those before it; wait for all answers."""
+        """Send request `order[i]` at second `arrivals[i]`, then wait for all responses."""
         exchanges: list[Exchange] = []
         left = len(arrivals)
         everything = asyncio.get_running_loop().create_future()
@@ -82,10 +82,10 @@ class LoadClient:
             if not left:
                 everything.set_result(None)
 
-        async with _Session(self, connections, settled):
+        async with self._session(connections, settled):
             start = time.perf_counter() + 0.01
             for at, request in zip(arrivals, order, strict=True):
-                await asyncio.sleep(max(0.0, start + at - time.perf_counter()))  # lets others run even if it is late
+                await asyncio.sleep(max(0.0, start + at - time.perf_counter()))  # yields even if it is late
                 exchanges.append(exchange := Exchange(request, start + at))
                 self._send(exchange)
             if exchanges:
@@ -93,9 +93,9 @@ class LoadClient:
         return exchanges
 
     async def closed_loop(self, clients: int, order: Iterator[int], seconds: float | None = None) -> list[Exchange]:
-        """Let `clients` each send their next request as soon as they have an answer.
+        """Let each of `clients` send its next request as soon as it has a response.
 
-        New requests start until `seconds` are over or `order` ends.
+        New requests are sent until `seconds` have passed or `order` ends.
         """
         exchanges: list[Exchange] = []
         loop = asyncio.get_running_loop()
@@ -120,30 +120,17 @@ class LoadClient:
             else:
                 loop.call_later(_PAUSE_S, step)
 
-        async with _Session(self, clients, settled):
+        async with self._session(clients, settled):
             start = time.perf_counter()
             for _ in range(clients):
                 step()
             await everything
         return exchanges
 
-    # What the session and the connections call ----------------------------------------------------
-
-    async def begin(self, connections: int, settled: Callable[[Exchange], object]) -> None:
-        """Open connections, so that the first requests need not wait for any."""
-        self._settled = settled
-        await asyncio.gather(*(self._connect() for _ in range(connections)))
-
-    async def end(self) -> None:
-        """Close all connections."""
-        for task in self._opening:
-            task.cancel()
-        await asyncio.gather(*self._opening, return_exceptions=True)
-        for connection in [*self._idle, *self._in_flight.values()]:
-            connection.close()
+    # Called by the connections --------------------------------------------------------------------
 
     def free(self, connection: _Connection) -> None:
-        """Take a connection back that is ready for the next request."""
+        """Take back a connection that is ready for the next request."""
         if self._waiting:
             self._send_over(connection, self._waiting.popleft())
         else:
@@ -157,14 +144,31 @@ class LoadClient:
         self._open_if_needed()
 
     def settle(self, exchange: Exchange, error: str = "") -> None:
-        """Note the end of an exchange."""
+        """Record the end of an exchange."""
         exchange.done = time.perf_counter()
         exchange.error = error
         self._in_flight.pop(exchange, None)
         self._settled(exchange)
 
-    async def sweep(self) -> None:
-        """Give up on exchanges that take too long; looking now and then is cheaper than a timer for each."""
+    # Internal -------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _session(self, connections: int, settled: Callable[[Exchange], object]) -> AsyncIterator[None]:
+        """Keep connections open for one loop; the first requests need not wait for one."""
+        self._settled = settled
+        await asyncio.gather(*(self._connect() for _ in range(connections)))
+        sweeper = asyncio.ensure_future(self._sweep())
+        try:
+            yield
+        finally:
+            for task in (sweeper, *self._opening):
+                task.cancel()
+            await asyncio.gather(*self._opening, return_exceptions=True)
+            for connection in [*self._idle, *self._in_flight.values()]:
+                connection.close()
+
+    async def _sweep(self) -> None:
+        """Time out exchanges that take too long. Polling is cheaper than a timer for each."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             overdue = time.perf_counter() - self._timeout_s
@@ -173,8 +177,6 @@ class LoadClient:
                 self.settle(exchange, "timeout")
             while self._waiting and self._waiting[0].due < overdue:
                 self.settle(self._waiting.popleft(), "timeout")
-
-    # Inside ---------------------------------------------------------------------------------------
 
     def _send(self, exchange: Exchange) -> None:
         if self._idle:
@@ -196,7 +198,7 @@ class LoadClient:
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            # Bounded like a request: a full backlog must not leave an arrival waiting for longer.
+            # The timeout of a request: a full backlog must not delay an arrival for longer.
             opening = loop.create_connection(lambda: _Connection(self), self._host, self._port, ssl=self._ssl)
             _, connection = await asyncio.wait_for(opening, self._timeout_s)
         except (OSError, asyncio.TimeoutError):
@@ -208,7 +210,7 @@ class LoadClient:
 
 
 class _Connection(asyncio.Protocol):
-    """One keep-alive connection, with at most one request under way."""
+    """One keep-alive connection, with at most one request in flight."""
 
     def __init__(self, client: LoadClient) -> None:
         self._client = client
@@ -264,35 +266,23 @@ class _Connection(asyncio.Protocol):
             self._client.settle(exchange, error)
 
 
-class _Session:
-    """Connections for the time of one loop, and the sweeper that gives up on overdue exchanges."""
-
-    def __init__(self, client: LoadClient, connections: int, settled: Callable[[Exchange], object]) -> None:
-        self._client, self._connections, self._settled = client, connections, settled
-
-    async def __aenter__(self) -> None:
-        await self._client.begin(self._connections, self._settled)
-        self._sweeper = asyncio.ensure_future(self._client.sweep())
-
-    async def __aexit__(self, *exc: object) -> None:
-        self._sweeper.cancel()
-        await self._client.end()
-
-
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` in an event loop of its own, uvloop's where there is one, without pauses for garbage."""
+    """Run `work` in an event loop of its own, without garbage collection; uvloop if installed."""
     run: Callable[[Coroutine[Any, Any, T]], T] = asyncio.run
-    with contextlib.suppress(ImportError):  # it is not made for every system
+    with contextlib.suppress(ImportError):  # not available on every system
         run = importlib.import_module("uvloop").run
-    with _no_garbage_collection():
+    gc.disable()
+    try:
         return run(work)
+    finally:
+        gc.enable()
 
 
 def _allow_connections() -> int:
-    """How many connections there may be at once, after asking the system for as many open files as it takes."""
+    """Raise the limit of open files as needed; return how many connections it allows."""
     try:
         import resource
-    except ImportError:  # not a Unix
+    except ImportError:  # not on Unix
         return MAX_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS + _OTHER_FILES
@@ -300,12 +290,3 @@ def _allow_connections() -> int:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, soft - _OTHER_FILES))
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -1,4 +1,4 @@
-"""Latency as a function of load: what one server does at another's load or latency. Pure functions."""
+"""Compare servers by their latency as a function of load. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,35 +12,34 @@ from sbert_infer.bench.stats import median, round_ratios
 
 __all__ = ["Comparison", "compare_servers", "load_within", "p99_at", "recovery_time"]
 
-EQUAL_LOAD = 0.7  # of what the slowest server can do at most: where p99s are compared
-_CALM = 10  # answers in a row that are as quick as usual: it has recovered
+EQUAL_LOAD = 0.7  # share of the slowest server's saturation at which p99s are compared
+_CALM = 10  # responses in a row that must be as fast as usual for a server to have recovered
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The first server against another one; above 1, the first is ahead. None: there is no such figure."""
+    """The first server against another; a ratio above 1 means that the first is ahead."""
 
     server: str  # the other
-    saturation: float | None  # ratio of right answers per second at most
+    saturation: float | None  # ratio of correct responses per second at saturation
     equal_load_per_s: float | None
-    p99_ms: tuple[float | None, float | None]  # at that load, of the first and of the other
+    p99_ms: tuple[float | None, float | None]  # at that load, of the first and the other
     p99: float | None  # ratio
     loads_per_s: tuple[float | None, float | None]  # up to which p99 stays within the bound
-    within_bound: float | None  # ratio; inf: the other's p99 is never within
+    within_bound: float | None  # ratio; inf: the other's p99 never is
 
 
 def compare_servers(results: LoadResults) -> list[Comparison]:
-    """The first server against each other."""
+    """Compare the first server with each of the others."""
     first, *others = results.names
     return [_compare(results, first, other) for other in others]
 
 
 def load_within(rows: Sequence[LoadRow], bound_ms: float) -> float:
-    """The highest load, in requests per second, at which p99 is within the bound; 0 if it never is.
+    """Highest load, in requests per second, at which p99 is within the bound; 0 if it never is.
 
-    Between two measured loads the logarithm of p99 is taken for a straight line. Where a server
-    does not keep up with what it is sent, nothing is within any bound; and no load counts that is
-    more than it ever answered.
+    The logarithm of p99 is interpolated linearly between measured loads. Where a server does not
+    keep up with its load, no bound is met, and no load counts beyond the most it ever handled.
     """
     points = _curve(rows)
     inside = [place for place, (_, p99) in enumerate(points) if p99 <= bound_ms]
@@ -54,7 +53,7 @@ def load_within(rows: Sequence[LoadRow], bound_ms: float) -> float:
 
 
 def p99_at(rows: Sequence[LoadRow], load: float) -> float | None:
-    """p99 in milliseconds at a load between two measured ones, interpolated as above; None outside of them."""
+    """p99 in ms at a load between two measured ones, interpolated as above; None outside."""
     points = [point for point in _curve(rows) if math.isfinite(point[1])]
     for (low, p99), (high, p99_high) in itertools.pairwise(points):
         if low <= load <= high:
@@ -63,10 +62,10 @@ def p99_at(rows: Sequence[LoadRow], load: float) -> float | None:
 
 
 def recovery_time(probes: Sequence[tuple[float, float | None]], normal_s: float) -> float | None:
-    """Seconds until answers are as quick as usual again; None if that did not happen.
+    """Seconds until responses are as fast as usual again; None if they never are.
 
-    `probes` are the times since the overload ended at which requests were sent, and how long their
-    answers took, None where there was none.
+    `probes` are pairs of when a request was sent, in seconds since the overload ended, and how long
+    its response took, None without one.
     """
     calm = 0
     for place, (_, latency_s) in enumerate(probes):
@@ -78,7 +77,7 @@ def recovery_time(probes: Sequence[tuple[float, float | None]], normal_s: float)
 
 
 def _curve(rows: Sequence[LoadRow]) -> list[tuple[float, float]]:
-    """(load, p99 in ms) by rising load, infinite where the server does not keep up."""
+    """List (load, p99 in ms) by rising load, p99 infinite where the server does not keep up."""
     shown = [row for row in rows if row.offered_per_s is not None]
     return sorted(
         (row.offered_per_s or 0, row.latency_ms["p99"] if row.keeps_up and row.latency_ms else math.inf)
@@ -111,7 +110,7 @@ def _equal_load(results: LoadResults) -> float | None:
 
 
 def _saturation_ratio(mine: LoadRow | None, theirs: LoadRow | None) -> float | None:
-    """The median of the rounds' own ratios, so that slow spells of the machine cancel out."""
+    """Median of the ratios of each round, so that slow spells of the machine cancel out."""
     if mine is None or theirs is None:
         return None
     ratios = round_ratios(mine.goodput_rounds, theirs.goodput_rounds)

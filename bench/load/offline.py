@@ -1,44 +1,28 @@
-"""The same model without a server: the vectors to expect, and what a server could reach at best."""
+"""The same model without a server: the expected vectors, and the speed that a server can reach."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.bench.contest.models_under_test import BenchError
-from sbert_infer.bench.contest.process import RemoteWorker, WorkerError
+from sbert_infer.bench.contest.process import RemoteWorker
+from sbert_infer.bench.errors import BenchError, WorkerError
 
-__all__ = ["Offline", "open_offline"]
-
-
-@contextmanager
-def open_offline(sources: Sequence[str], folder: Path, *, trust_remote_code: bool = False) -> Iterator[Offline | None]:
-    """The model that the command line names, if it names one."""
-    if len(sources) > 1:
-        raise BenchError(f"one artifact or checkpoint to compare with, got {len(sources)}: {', '.join(sources)}")
-    if not sources:
-        yield None
-        return
-    offline = Offline(sources[0], folder, trust_remote_code=trust_remote_code)
-    try:
-        yield offline
-    finally:
-        offline.close()
+__all__ = ["Offline"]
 
 
 class Offline:
-    """An artifact's `Engine.encode`, or a checkpoint's eager model, in a process that is stopped while servers run."""
+    """An artifact's `Engine` or a checkpoint's eager model, stopped while servers run."""
 
     def __init__(self, source: str, folder: Path, *, trust_remote_code: bool = False) -> None:
         if not Path(source).exists() and source.endswith((".onnx", ".plan")):
             raise BenchError(f"{source} does not exist")
         self.source = source
-        self.texts_per_s: list[float] = []  # once a round
+        self.texts_per_s: list[float] = []  # one per round
         self._folder = folder
         self._count = 0
         artifact = Path(source).is_file()
@@ -51,7 +35,7 @@ class Offline:
             raise BenchError(str(error)) from error
 
     def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """The vectors of `texts`, which are also those to be encoded from now on."""
+        """Encode `texts`, which are also those that `turn` encodes."""
         file = self._folder / "load-texts.json"
         file.write_text(json.dumps(list(texts)), encoding="utf-8")
         self._count = int(self._worker.ask("texts", file=str(file))["count"])
@@ -73,7 +57,7 @@ class Offline:
 
     def _encode(self) -> float:
         try:
-            answer = self._worker.ask("encode", batch_size=None, by_length=False, out=str(self._out))
+            reply = self._worker.ask("encode", batch_size=None, by_length=False, out=str(self._out))
         except WorkerError as error:
             raise BenchError(f"{self.source}: {error}") from error
-        return float(answer["seconds"])
+        return float(reply["seconds"])

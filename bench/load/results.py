@@ -1,20 +1,19 @@
-"""What a run of load found, as it is kept in a JSON file."""
+"""The results of a load test, as kept in a JSON file."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from sbert_infer.bench.stats import median, percentiles
 
-__all__ = ["LONE", "SATURATION", "LoadResults", "LoadRow", "Turn", "load_json", "summarise"]
+__all__ = ["LONE", "SATURATION", "LoadResults", "LoadRow", "Turn", "summarise"]
 
-LONE, SATURATION = "lone", "saturation"  # the two levels at which clients wait for their answer
+LONE, SATURATION = "lone", "saturation"  # the two levels at which clients wait for responses
 FORMAT_VERSION = 2  # 2: figures of the rounds
 
 
@@ -22,15 +21,15 @@ FORMAT_VERSION = 2  # 2: figures of the rounds
 class Turn:
     """One server's turn at one level of load. Latencies count from when a request was due."""
 
-    seconds: float  # until the last answer
+    seconds: float  # until the last response
     sent: int  # requests
-    offered_per_s: float | None  # None where clients wait for their answer
-    latencies_ms: list[float] = field(default_factory=list)  # of answers, right or wrong
-    refusals_ms: list[float] = field(default_factory=list)  # of 429
-    late_ms: list[float] = field(default_factory=list)  # by which the generator itself sent too late
+    offered_per_s: float | None  # None where clients wait for responses
+    latencies_ms: list[float] = field(default_factory=list)  # of responses, correct or not
+    refusals_ms: list[float] = field(default_factory=list)  # of responses with status 429
+    late_ms: list[float] = field(default_factory=list)  # delay added by the load generator itself
     errors: Counter[str] = field(default_factory=Counter)
-    right: int = 0  # requests with nothing but right vectors
-    right_beside: int = 0  # and of those that watched the recovery: they took their share until the last answer
+    right: int = 0  # requests with only correct vectors
+    right_beside: int = 0  # the same for probes of the recovery that overlapped with the turn
     right_texts: int = 0
     wrong_texts: int = 0
     generator_cpu_s: float = 0.0
@@ -41,16 +40,16 @@ class Turn:
 
 @dataclass
 class LoadRow:
-    """A server at a level of load, over all rounds. Rates are requests per second unless they say otherwise."""
+    """A server at a level of load, over all rounds. Rates are in requests per second."""
 
     server: str
     level: str
     offered_per_s: float | None
     answered_per_s: float
     refused_per_s: float
-    goodput_per_s: float  # answers with nothing but right vectors
+    goodput_per_s: float  # responses with only correct vectors
     goodput_rounds: list[float]
-    texts_per_s: float  # right ones
+    texts_per_s: float  # texts with correct vectors
     texts_rounds: list[float]
     sent: int
     answered: int
@@ -58,24 +57,24 @@ class LoadRow:
     refused: int
     errors: dict[str, int]
     wrong_texts: int
-    latency_ms: dict[str, float]  # p50, p95, p99, max; empty if nothing was answered
+    latency_ms: dict[str, float]  # p50, p95, p99, max; empty without a response
     p99_rounds: list[float | None]
     refusal_ms: dict[str, float]
     late_p99_ms: float
     generator_cpu: float  # share of one core
     memory_mb: float | None = None
-    recovery_s: float | None = None  # of the slowest round; None with `watched_s` set: not within that time
+    recovery_s: float | None = None  # slowest round; None with `watched_s` set: longer than that
     watched_s: float | None = None
 
     @property
     def keeps_up(self) -> bool:
-        """Whether the server answered all but 1 % of what it was sent; if not, its latencies are those of the lucky."""
+        """Whether it handled all but 1 % of the requests. If not, its latencies mean little."""
         return self.right >= 0.99 * self.sent
 
 
 @dataclass
 class LoadResults:
-    """A whole run. The first server is the one that the others are compared with."""
+    """A whole run. The first server is compared with the others."""
 
     stamp: dict[str, Any]
     servers: list[dict[str, Any]]  # name, url, model
@@ -86,25 +85,25 @@ class LoadResults:
 
     @property
     def names(self) -> list[str]:
-        """The servers' names."""
+        """Names of the servers."""
         return [server["name"] for server in self.servers]
 
     @property
     def wrong_texts(self) -> int:
-        """Vectors that were not those of their texts."""
+        """Number of texts that got a wrong vector."""
         return sum(row.wrong_texts for row in self.rows)
 
     def of(self, server: str) -> list[LoadRow]:
-        """A server's rows."""
+        """List a server's rows."""
         return [row for row in self.rows if row.server == server]
 
     def row(self, server: str, level: str) -> LoadRow | None:
-        """A server's row at a level, if there is one."""
+        """Find a server's row at a level, if there is one."""
         return next((row for row in self.of(server) if row.level == level), None)
 
 
 def summarise(server: str, level: str, turns: Sequence[Turn]) -> LoadRow:
-    """One row of a server's turns at a level."""
+    """Summarise a server's turns at one level."""
     seconds = sum(turn.seconds for turn in turns)
     latencies = [value for turn in turns for value in turn.latencies_ms]
     refusals = [value for turn in turns for value in turn.refusals_ms]
@@ -135,11 +134,6 @@ def summarise(server: str, level: str, turns: Sequence[Turn]) -> LoadRow:
         recovery_s=_slowest([turn.recovery_s for turn in watched]),
         watched_s=median([turn.watched_s or 0 for turn in watched]) if watched else None,
     )
-
-
-def load_json(results: LoadResults) -> str:
-    """The content of the JSON file."""
-    return json.dumps(asdict(results), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _slowest(recoveries: Sequence[float | None]) -> float | None:

@@ -1,4 +1,4 @@
-"""What is sent and when: levels of load, Poisson arrivals, the order of requests. Pure functions, all seeded."""
+"""What is sent and when: levels, Poisson arrivals, order of requests. Pure, seeded functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.bench.contest.models_under_test import BenchError
+from sbert_infer.bench.errors import BenchError
 
 __all__ = ["Level", "group_texts", "parse_levels", "parse_sizes", "poisson_arrivals", "request_order"]
 
@@ -19,19 +19,19 @@ _SIZES = re.compile(r"(\d+)(?:-(\d+))?")
 
 @dataclass(frozen=True)
 class Level:
-    """A level of load, as a share of what the server can do at most (50%, 5x) or in requests per second."""
+    """A level of load: a share of the server's saturation (50%, 5x), or requests per second."""
 
     label: str
     value: float
     relative: bool
 
     def requests_per_s(self, saturation: float) -> float:
-        """The rate for a server that does `saturation` requests per second at most."""
+        """Rate for a server whose saturation is `saturation` requests per second."""
         return self.value * saturation if self.relative else self.value
 
 
 def parse_levels(text: str) -> tuple[Level, ...]:
-    """Read levels such as `10%,70%,5x` or `100,200`."""
+    """Parse levels such as `10%,70%,5x` or `100,200`."""
     levels = []
     for label in (part.strip() for part in text.split(",")):
         match = _LEVEL.fullmatch(label)
@@ -45,7 +45,7 @@ def parse_levels(text: str) -> tuple[Level, ...]:
 
 
 def parse_sizes(text: str) -> tuple[int, int]:
-    """Read how many texts a request has: `1`, or a range such as `1-32`."""
+    """Parse the number of texts per request: `1`, or a range such as `1-32`."""
     match = _SIZES.fullmatch(text.strip())
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= low <= high:
@@ -54,9 +54,9 @@ def parse_sizes(text: str) -> tuple[int, int]:
 
 
 def group_texts(count: int, sizes: tuple[int, int], seed: int) -> list[tuple[int, ...]]:
-    """Deal the texts 0..count-1 into requests, each text to one; how many a request gets is drawn evenly from `sizes`.
+    """Distribute texts 0..count-1 over requests of random size, drawn uniformly from `sizes`.
 
-    The last request takes what is left.
+    Each text is in one request; the last request takes what is left.
     """
     rng = np.random.default_rng(seed)
     rows = rng.permutation(count).tolist()
@@ -69,7 +69,7 @@ def group_texts(count: int, sizes: tuple[int, int], seed: int) -> list[tuple[int
 
 
 def poisson_arrivals(rate: float, duration_s: float, seed: int | Sequence[int]) -> npt.NDArray[np.float64]:
-    """Seconds at which requests arrive, from 0 to before `duration_s`, at random and `rate` a second on average."""
+    """Draw random arrival times in [0, `duration_s`), with `rate` per second on average."""
     rng = np.random.default_rng(seed)
     times = np.empty(0)
     while not times.size or times[-1] < duration_s:
@@ -79,7 +79,7 @@ def poisson_arrivals(rate: float, duration_s: float, seed: int | Sequence[int]) 
 
 
 def request_order(requests: int, count: int, seed: int | Sequence[int]) -> npt.NDArray[np.int64]:
-    """`count` requests out of `requests`: all of them in random order, then all again in another, and so on."""
+    """Order `count` requests out of `requests`: all in random order, then all in another, ..."""
     rng = np.random.default_rng(seed)
     passes = [rng.permutation(requests) for _ in range(-(-count // requests))]
     return np.concatenate(passes)[:count] if passes else np.empty(0, np.int64)

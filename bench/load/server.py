@@ -1,4 +1,4 @@
-"""One server's turns: requests go out, answers are checked when the turn is over."""
+"""One server's turns: requests are sent, and responses checked after the turn."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.bench.contest.models_under_test import BenchError
-from sbert_infer.bench.load.check import count_wrong, decode_answer
+from sbert_infer.bench.errors import BenchError
 from sbert_infer.bench.load.client import Exchange, LoadClient, run_loop
 from sbert_infer.bench.load.curve import recovery_time
 from sbert_infer.bench.load.results import LONE, SATURATION, LoadRow, Turn, summarise
 from sbert_infer.bench.load.schedule import Level, group_texts, parse_levels, poisson_arrivals, request_order
-from sbert_infer.bench.load.target import Target, memory_mb
+from sbert_infer.bench.load.target import Target, count_wrong, decode_response, memory_mb
 from sbert_infer.bench.stats import percentiles
 
 __all__ = ["LoadServer", "LoadSettings"]
 
-_OVERLOAD = 1.5  # from this share of the saturation on, what follows the level is watched
-_WATCH_LOAD = 0.2  # of the saturation, evenly spaced so that these requests don't queue behind each other
-_USUAL = 2.0  # times the lone request's p99: still an ordinary answer
-_CALM = 5  # requests, one after the other, most of which must be ordinary before a turn starts
+_OVERLOAD = 1.5  # share of the saturation from which on the recovery is watched
+_WATCH_LOAD = 0.2  # share of the saturation, spaced evenly so that probes don't queue up
+_USUAL = 2.0  # times the lone request's p99: slowest response that counts as normal
+_CALM = 5  # sequential requests, of which most must be as fast as usual before a turn
 _CALM_WAIT_S = 30.0
-_TOO_LONG = (400, 413, 422)  # how servers refuse a text
+_TOO_LONG = (400, 413, 422)  # statuses with which servers refuse a text
 
 
 @dataclass(frozen=True)
@@ -36,21 +35,21 @@ class LoadSettings:
 
     levels: tuple[Level, ...] = parse_levels("10%,30%,50%,70%,90%,110%,5x")
     rounds: int = 3
-    duration_s: float = 5.0  # of a turn
+    duration_s: float = 5.0  # per turn
     warm_up_s: float = 1.0  # at most as long as a turn
-    watch_s: float = 10.0  # after an overload; and a server may let fewer wait for some time, which is no saturation
-    clients: int = 64  # that wait for their answers, at saturation
+    watch_s: float = 10.0  # after an overload; a server may keep a lower limit for some time after it
+    clients: int = 64  # that wait for responses, at saturation
     sizes: tuple[int, int] = (1, 1)  # texts in a request, from and to
     encoding_format: str = "base64"
     timeout_s: float = 10.0
     min_cosine: float = 0.99999
     p99_ms: float | None = None
-    wait_s: float = 0.0  # for a server that is still starting
+    wait_s: float = 0.0  # for a server to start
     seed: int = 0
 
 
 class LoadServer:
-    """A server and how it fared so far."""
+    """A server and its turns so far."""
 
     def __init__(self, target: Target, settings: LoadSettings) -> None:
         self.target = target
@@ -61,15 +60,15 @@ class LoadServer:
         self._expected: npt.NDArray[np.float32] = np.empty((0, 0), np.float32)
 
     def introduce(self, texts: Sequence[str]) -> dict[int, npt.NDArray[np.float32]]:
-        """Each text alone, once: the server's own vectors, without the texts that it refuses as too long."""
+        """Send each text alone; return the vectors of those not refused as too long."""
         requests = [self.target.request([text], self._settings.encoding_format) for text in texts]
         exchanges = self._closed(requests, 1, iter(range(len(requests))))
         vectors = {}
         for exchange in exchanges:
             if exchange.status == 200:
-                decoded = decode_answer(exchange.body)
+                decoded = decode_response(exchange.body)
                 if decoded is None or len(decoded) != 1:
-                    raise BenchError(f"{self.target.url} does not answer with embeddings as OpenAI's does")
+                    raise BenchError(f"{self.target.url} does not respond with embeddings as OpenAI does")
                 vectors[exchange.request] = decoded[0]
             elif exchange.status not in _TOO_LONG:
                 raise BenchError(f"{self.target.url}: {_reason(exchange)}")
@@ -78,7 +77,7 @@ class LoadServer:
         return vectors
 
     def prepare(self, texts: Sequence[str], expected: npt.NDArray[np.float32]) -> None:
-        """Take the texts to send and the vectors to expect, and run full batches once before anything is timed."""
+        """Set the texts to send and the vectors to expect, and warm the server up."""
         settings = self._settings
         self._expected = expected
         self._groups = group_texts(len(texts), settings.sizes, settings.seed)
@@ -88,17 +87,17 @@ class LoadServer:
         self._closed(self._requests, settings.clients, self._endless(0), min(settings.warm_up_s, settings.duration_s))
 
     def closed_turn(self, level: str, number: int) -> None:
-        """A turn with clients that wait for their answer: one at level `lone`, many at `saturation`."""
+        """Run a turn with clients that wait for responses: one if `lone`, many at `saturation`."""
         clients = 1 if level == LONE else self._settings.clients
         cpu = time.process_time()
         exchanges = self._closed(self._requests, clients, self._endless(1 + number), self._settings.duration_s)
         turn = Turn(max(exchange.done for exchange in exchanges) - exchanges[0].due, len(exchanges), None)
         turn.generator_cpu_s = time.process_time() - cpu
-        self._look_at(exchanges, turn)
+        self._evaluate(exchanges, turn)
         self.turns.setdefault(level, []).append(turn)
 
     def open_turn(self, level: Level, number: int) -> None:
-        """A turn with requests that arrive when they do, answered or not; after an overload, watch the recovery."""
+        """Run a turn with requests at random times; after an overload, watch the recovery."""
         duration_s, watch_s = self._settings.duration_s, self._settings.watch_s
         rate = level.requests_per_s(self.capacity)
         overload = rate >= _OVERLOAD * self.capacity
@@ -111,27 +110,27 @@ class LoadServer:
         loaded, watched = exchanges[: len(arrivals)], exchanges[len(arrivals) :]
         last = max((exchange.done - start for exchange in loaded if exchange.status), default=0.0)
         turn = Turn(max(duration_s, last), len(loaded), len(loaded) / duration_s, generator_cpu_s=cpu)
-        self._look_at(loaded, turn)
+        self._evaluate(loaded, turn)
         if overload:
-            self._look_back(watched, start, start + duration_s, turn)
+            self._evaluate_recovery(watched, start, start + duration_s, turn)
         self.turns.setdefault(level.label, []).append(turn)
 
     @property
     def capacity(self) -> float:
-        """Requests per second at saturation, in this round."""
+        """Requests per second at saturation, in the current round."""
         row = summarise(self.target.name, SATURATION, self.turns[SATURATION][-1:])
         if not row.answered:
             reasons = ", ".join(row.errors) or "all refused"
-            raise BenchError(f"{self.target.name} answered nothing to {self._settings.clients} clients: {reasons}")
+            raise BenchError(f"{self.target.name} responded to none of {self._settings.clients} clients: {reasons}")
         return row.answered_per_s
 
     def rows(self) -> list[LoadRow]:
-        """A row for each level so far."""
+        """Summarise each level so far."""
         return [summarise(self.target.name, level, turns) for level, turns in self.turns.items() if turns]
 
     @property
     def lone_p99_s(self) -> float | None:
-        """The 99th percentile of a request that is alone; None before it was measured."""
+        """99th percentile of a lone request; None before it was measured."""
         latencies = [value for turn in self.turns.get(LONE, []) for value in turn.latencies_ms]
         return percentiles(latencies)["p99"] / 1e3 if latencies else None
 
@@ -140,7 +139,7 @@ class LoadServer:
         return _USUAL * (self.lone_p99_s or np.inf)
 
     def wait_until_calm(self) -> None:
-        """Let the server finish what an earlier turn may have left; requests alone tell when it has."""
+        """Wait until lone requests show that the work of earlier turns is done."""
         end = time.perf_counter() + _CALM_WAIT_S
         while time.perf_counter() < end:
             exchanges = self._closed(self._requests, 1, itertools.islice(self._endless(0), _CALM))
@@ -155,7 +154,7 @@ class LoadServer:
         return run_loop(client.closed_loop(clients, order, seconds))
 
     def _open(self, arrivals: Sequence[float], seed: Sequence[int]) -> tuple[float, list[Exchange]]:
-        """When it started, and what became of the requests."""
+        """Run an open loop; return when it started, and the exchanges."""
         order = request_order(len(self._requests), len(arrivals), seed)
         client = LoadClient(self.target, self._requests, self._settings.timeout_s)
         exchanges = run_loop(client.open_loop(arrivals, order.tolist(), self._settings.clients))
@@ -166,8 +165,8 @@ class LoadServer:
         passes = (request_order(count, count, (self._settings.seed, number, place)) for place in itertools.count())
         return itertools.chain.from_iterable(one.tolist() for one in passes)
 
-    def _look_at(self, exchanges: Sequence[Exchange], turn: Turn) -> None:
-        """Sort the answers of a turn that is over."""
+    def _evaluate(self, exchanges: Sequence[Exchange], turn: Turn) -> None:
+        """Evaluate the exchanges of a turn."""
         for exchange in exchanges:
             turn.late_ms.append(1e3 * (exchange.sent - exchange.due) if exchange.sent else 0.0)
             if exchange.status == 200:
@@ -182,8 +181,8 @@ class LoadServer:
                 turn.errors[exchange.error or f"HTTP {exchange.status}"] += 1
         turn.memory_mb = memory_mb(self.target.pid) if self.target.pid else None
 
-    def _look_back(self, probes: Sequence[Exchange], start: float, end: float, turn: Turn) -> None:
-        """How long after the `end` of an overload answers were slow."""
+    def _evaluate_recovery(self, probes: Sequence[Exchange], start: float, end: float, turn: Turn) -> None:
+        """Find out for how long after the `end` of an overload responses were slow."""
         wrong = {one: self._count_wrong(one) for one in probes if one.status == 200}
         turn.wrong_texts += sum(wrong.values())
         turn.right_beside = sum(not found for one, found in wrong.items() if one.done <= start + turn.seconds)
@@ -195,7 +194,7 @@ class LoadServer:
 
 
 def _reason(exchange: Exchange) -> str:
-    """Why a request failed, in the server's own words where it has any."""
+    """Say why a request failed, in the server's own words if there are any."""
     if exchange.error:
         return f"{exchange.error} (is it running?)" if exchange.error == "no connection" else exchange.error
     try:

@@ -1,4 +1,4 @@
-"""A whole run of load: every server at every level, taking turns."""
+"""One whole load test: every server at every level, taking turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sbert_infer.bench.contest.models_under_test import BenchError
+from sbert_infer.bench.errors import BenchError
 from sbert_infer.bench.load.offline import Offline
 from sbert_infer.bench.load.results import LONE, SATURATION, LoadResults
 from sbert_infer.bench.load.server import LoadServer, LoadSettings
@@ -18,7 +18,7 @@ from sbert_infer.bench.report.machine import machine_stamp
 
 __all__ = ["run_load"]
 
-_BOUND = 4.0  # times the first server's p99 of a request alone
+_BOUND = 4.0  # times the first server's p99 of a lone request
 Progress = Callable[[str], object]
 
 
@@ -30,20 +30,23 @@ def run_load(
     offline: Offline | None = None,
     progress: Progress = lambda line: None,
 ) -> LoadResults:
-    """Load each server with `texts`; check the vectors against `offline`, or against the server's own for a text alone.
+    """Load each server with `texts` and check the vectors.
 
-    Ctrl-C ends it with what there is, if the first server's saturation was measured.
+    They are compared with those of `offline`, or with the server's own vector of the text alone.
+    Ctrl-C returns what was measured so far, if the first server's saturation was.
     """
-    stamp = {**machine_stamp(), **_stamp(settings), "workload": workload}
+    stamp: dict[str, Any] = {**machine_stamp(), **asdict(settings), "workload": workload}
+    stamp["levels"] = [level.label for level in settings.levels]
     for target in targets:
         progress(f"waiting for {target.name}")
         target.wait(settings.wait_s)
-    servers = [LoadServer(_with_model(target), settings) for target in targets]
+    named = [target if target.model else replace(target, model=target.first_model()) for target in targets]
+    servers = [LoadServer(target, settings) for target in named]
     try:
         stamp |= _introduce(servers, texts, offline, progress)
         for number in range(settings.rounds):
             _run_round(servers, number, settings, offline, progress)
-    except KeyboardInterrupt:  # what was measured so far is worth having
+    except KeyboardInterrupt:  # keep what was measured so far
         if not servers[0].turns.get(SATURATION):
             raise
         stamp["interrupted"] = "interrupted: not all rounds and levels are there"
@@ -60,7 +63,7 @@ def run_load(
 def _introduce(
     servers: Sequence[LoadServer], texts: Sequence[str], offline: Offline | None, progress: Progress
 ) -> dict[str, Any]:
-    """Every text alone on every server; those that one of them refuses are left out for all."""
+    """Send every text alone to every server; leave out those that any server refuses."""
     own = []
     for server in servers:
         progress(f"{server.target.name}: each text alone")
@@ -87,13 +90,14 @@ def _introduce(
 def _run_round(
     servers: Sequence[LoadServer], number: int, settings: LoadSettings, offline: Offline | None, progress: Progress
 ) -> None:
-    """All that is compared with each other, one after the other: the speed of a machine changes within minutes."""
-    about = f"round {number + 1} of {settings.rounds}"
+    """Measure in close succession what is compared: a machine's speed changes within minutes."""
+    about, first = f"round {number + 1} of {settings.rounds}", number % len(servers)
 
     def each(what: str, turn: Callable[[LoadServer], None]) -> None:
-        for server in _rotated(servers, number):
+        for server in [*servers[first:], *servers[:first]]:
             progress(f"{about}, {what}, {server.target.name}")
-            _calm_down(servers)
+            for one in servers:  # one still busy with abandoned requests would slow down the others
+                one.wait_until_calm()
             turn(server)
 
     each(LONE, partial(LoadServer.closed_turn, level=LONE, number=number))
@@ -103,24 +107,3 @@ def _run_round(
     each(SATURATION, partial(LoadServer.closed_turn, level=SATURATION, number=number))
     for level in settings.levels:
         each(f"load {level.label}", partial(LoadServer.open_turn, level=level, number=number))
-
-
-def _calm_down(servers: Sequence[LoadServer]) -> None:
-    """One that is still busy with what its clients gave up long ago would take the machine from the others."""
-    for server in servers:
-        server.wait_until_calm()
-
-
-def _rotated(servers: Sequence[LoadServer], number: int) -> list[LoadServer]:
-    first = number % len(servers)
-    return [*servers[first:], *servers[:first]]
-
-
-def _with_model(target: Target) -> Target:
-    return target if target.model else replace(target, model=target.first_model())
-
-
-def _stamp(settings: LoadSettings) -> dict[str, Any]:
-    kept = asdict(settings)
-    kept["levels"] = [level.label for level in settings.levels]
-    return kept

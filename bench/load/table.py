@@ -1,4 +1,4 @@
-"""The results of a run of load for people: aligned plain text, or markdown."""
+"""The results of a load test as tables: aligned plain text, or markdown."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sbert_infer.bench.load.curve import Comparison, compare_servers
-from sbert_infer.bench.load.goals import bars
+from sbert_infer.bench.load.goals import goals
 from sbert_infer.bench.load.results import LoadResults, LoadRow
 from sbert_infer.bench.report.table import render_cells
 
-__all__ = ["bar_cells", "comparison_lines", "describe_load", "load_cells", "render_load"]
+__all__ = ["comparison_lines", "describe_load", "goal_cells", "load_cells", "render_load"]
 
 Cells = tuple[list[str], list[list[str]]]
 
@@ -28,7 +28,7 @@ def _errors(row: LoadRow) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(row.errors.items())) or "0"
 
 
-# Heading -> a row's cell. Rates are requests per second.
+# Heading -> how to render a row's cell. Rates are requests per second.
 COLUMNS: dict[str, Callable[[LoadRow], str]] = {
     "level": lambda row: row.level,
     "offered/s": lambda row: _optional(row.offered_per_s, "{:,.1f}"),
@@ -49,43 +49,43 @@ COLUMNS: dict[str, Callable[[LoadRow], str]] = {
 
 
 def render_load(results: LoadResults, *, markdown: bool = False) -> str:
-    """Everything, server by server."""
+    """Render all results, server by server."""
     parts = []
     for server in results.servers:
         name = f"**{server['name']}**" if markdown else server["name"]
         parts.append(f"{name}: {server['url']}, model {server['model']}")
         parts.append(render_cells(*load_cells(results.of(server["name"])), markdown=markdown))
-        parts.append(render_cells(*bar_cells(results, server["name"]), markdown=markdown))
+        parts.append(render_cells(*goal_cells(results, server["name"]), markdown=markdown))
     lines = [*comparison_lines(results), *describe_load(results.stamp)]
     parts.append("\n".join(f"{'- ' if markdown else ''}{line}" for line in lines))
     return "\n\n".join(parts)
 
 
 def load_cells(rows: Sequence[LoadRow]) -> Cells:
-    """A server's levels; without the column for memory if there is none."""
+    """Render a server's levels, without the memory column if it was not measured."""
     shown = {name: cell for name, cell in COLUMNS.items() if name != "MB" or any(row.memory_mb for row in rows)}
     return list(shown), [[cell(row) for cell in shown.values()] for row in rows]
 
 
-def bar_cells(results: LoadResults, server: str) -> Cells:
-    """What a server reaches and what it should."""
+def goal_cells(results: LoadResults, server: str) -> Cells:
+    """Render what a server reaches and what it should."""
     verdicts = {None: "", True: "ok", False: "MISSED"}
-    lines = [[bar.what, bar.value, bar.wanted, verdicts[bar.met]] for bar in bars(results, server)]
+    lines = [[goal.what, goal.value, goal.wanted, verdicts[goal.met]] for goal in goals(results, server)]
     return ["what", "measured", "wanted", "verdict"], lines
 
 
 def comparison_lines(results: LoadResults) -> list[str]:
-    """The first server against each other."""
+    """Compare the first server with each of the others, one line each."""
     return [_compare(results, one) for one in compare_servers(results)]
 
 
 def describe_load(stamp: dict[str, Any]) -> list[str]:
-    """Where, with what and when."""
+    """Say where, when and how it was measured."""
     low, high = stamp["sizes"]
     inputs = f"{low}" if low == high else f"{low} to {high}"
     lines = [
-        f"{stamp.get('texts', 0):,} texts ({stamp['workload']}, mean {stamp.get('mean_words', 0)} words), {inputs} a "
-        f"request, {stamp['encoding_format']}; {stamp['rounds']} rounds, {stamp['duration_s']:g} s a turn, "
+        f"{stamp.get('texts', 0):,} texts ({stamp['workload']}, mean {stamp.get('mean_words', 0)} words), {inputs} per "
+        f"request, {stamp['encoding_format']}; {stamp['rounds']} rounds, {stamp['duration_s']:g} s per turn, "
         f"{stamp['clients']} clients at saturation, timeout {stamp['timeout_s']:g} s, seed {stamp['seed']}",
         f"vectors compared with {stamp.get('compared_with', 'nothing')}: cosine {stamp['min_cosine']} or above",
         f"{stamp['cpu']}, {stamp['cores']} usable cores, {stamp['memory_gb']} GB, {stamp['os']}, load average "
@@ -101,7 +101,7 @@ def describe_load(stamp: dict[str, Any]) -> list[str]:
 
 def _compare(results: LoadResults, one: Comparison) -> str:
     first = results.names[0]
-    parts = [f"{_times(one.saturation)} the right answers per second at saturation"]
+    parts = [f"{_times(one.saturation)} the correct responses per second at saturation"]
     if one.p99 is not None:
         values = "{:,.1f} against {:,.1f} ms".format(*one.p99_ms)
         parts.append(f"at {one.equal_load_per_s:,.1f} requests/s p99 {values}, {_times(one.p99)} better")

@@ -1,7 +1,8 @@
-"""A server under load: where it is, what it calls its model, how a request to it looks on the wire."""
+"""A server under load: its address and model, the requests to it, the vectors in responses."""
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import socket
@@ -11,11 +12,18 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from sbert_infer.bench.contest.models_under_test import BenchError
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["Target", "is_url", "memory_mb", "parse_target"]
+from sbert_infer.bench.errors import BenchError
+from sbert_infer.bench.stats import cosines
+
+__all__ = ["Target", "count_wrong", "decode_response", "is_url", "memory_mb", "parse_target"]
+
+Vectors = npt.NDArray[np.float32]
 
 _NAMED_URL = re.compile(r"(?:(?P<name>[^=/]+)=)?(?P<url>https?://.+)")
 _POLL_S = 0.2
@@ -47,7 +55,7 @@ class Target:
         return parts.hostname or "", parts.port or (443 if self.secure else 80)
 
     def request(self, texts: Sequence[str], encoding_format: str) -> bytes:
-        """The bytes of a whole HTTP request for the vectors of `texts`."""
+        """Build the bytes of an HTTP request for the vectors of `texts`."""
         parts = urlsplit(self.url)
         content = {"model": self.model, "encoding_format": encoding_format, "input": list(texts)}
         body = json.dumps(content, ensure_ascii=False).encode()
@@ -57,7 +65,7 @@ class Target:
         return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
 
     def wait(self, seconds: float) -> None:
-        """Return as soon as the server takes connections."""
+        """Wait until the server accepts connections, for `seconds` at most."""
         end = time.monotonic() + seconds
         while problem := self._connection_problem():
             if time.monotonic() >= end:
@@ -65,20 +73,20 @@ class Target:
             time.sleep(_POLL_S)
 
     def first_model(self) -> str:
-        """The first model that the server lists."""
+        """Ask the server for the first model that it lists."""
         url = self.url.removesuffix("/embeddings") + "/models"
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         try:
             request = urllib.request.Request(url, headers=headers)  # noqa: S310 - http or https, by parse_target
-            with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
-                return str(json.load(answer)["data"][0]["id"])
+            with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310
+                return str(json.load(response)["data"][0]["id"])
         except urllib.error.HTTPError as error:
             advice = _ADVICE.get(error.code, "name its model with --model")
-            raise BenchError(f"{url} answered {error.code}: {advice}") from error
+            raise BenchError(f"{url} responded with {error.code}: {advice}") from error
         except OSError as error:
             raise BenchError(f"{url} can't be read: {getattr(error, 'reason', error)}") from error
         except (ValueError, LookupError, TypeError) as error:
-            raise BenchError(f"{url} does not list models as OpenAI's does: name one with --model") from error
+            raise BenchError(f"{url} does not list models as OpenAI does: name one with --model") from error
 
     def _connection_problem(self) -> str:
         try:
@@ -89,17 +97,17 @@ class Target:
 
 
 def is_url(text: str) -> bool:
-    """Whether `text` is a server, maybe with a name: `URL` or `NAME=URL`."""
+    """Whether `text` names a server: `URL` or `NAME=URL`."""
     return _NAMED_URL.fullmatch(text) is not None
 
 
 def parse_target(text: str) -> Target:
-    """Read `URL` or `NAME=URL`. As OpenAI's clients do, add `/embeddings` to its path, which is /v1 if it has none."""
+    """Parse `URL` or `NAME=URL`; like OpenAI, add /v1 if there is no path, then /embeddings."""
     match = _NAMED_URL.fullmatch(text)
     parts = urlsplit(match["url"]) if match else None
     try:
         known = parts is not None and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:  # a port that is no number
+    except ValueError:  # the port is not a number
         known = False
     if match is None or parts is None or not known:
         raise BenchError(f"--serve {text} is not a URL such as http://127.0.0.1:8080")
@@ -108,14 +116,41 @@ def parse_target(text: str) -> Target:
     return Target(match["name"] or parts.netloc.rpartition("@")[2], parts._replace(path=path, fragment="").geturl())
 
 
+def decode_response(body: bytes) -> Vectors | None:
+    """Decode an OpenAI response into vectors [texts, dim] in input order; None if it isn't one."""
+    try:
+        entries = sorted(json.loads(body)["data"], key=lambda entry: int(entry["index"]))
+        if [entry["index"] for entry in entries] != list(range(len(entries))):
+            return None
+        vectors = np.array([_decode_vector(entry["embedding"]) for entry in entries])
+    except (ValueError, LookupError, TypeError):
+        return None
+    return vectors if vectors.ndim == 2 else None
+
+
+def count_wrong(body: bytes, texts: Sequence[int], expected: Vectors, min_cosine: float) -> int:
+    """Count the texts of a request, given as rows of `expected`, that got a wrong vector."""
+    vectors = decode_response(body)
+    if vectors is None or vectors.shape != (len(texts), expected.shape[1]):
+        return len(texts)
+    right = cosines(vectors, expected[list(texts)]) >= min_cosine  # NaN is not right
+    return len(texts) - int(np.count_nonzero(right))
+
+
+def _decode_vector(embedding: Any) -> Vectors:
+    if isinstance(embedding, str):
+        return np.frombuffer(base64.b64decode(embedding, validate=True), "<f4")
+    return np.asarray(embedding, np.float32)
+
+
 def memory_mb(pid: int) -> float:
-    """Memory that a process and its children hold now."""
+    """Memory that a process and its children hold now, in MB."""
     parents, sizes = {}, {}
     for file in Path("/proc").glob("[0-9]*/status"):
         try:
             fields = dict(line.split(":", 1) for line in file.read_text(errors="replace").splitlines())
         except OSError:
-            continue  # it ended meanwhile
+            continue  # it has just ended
         number = int(file.parent.name)
         parents[number] = int(fields["PPid"])
         sizes[number] = int(fields.get("VmRSS", "0 kB").split()[0]) * 1024 / 1e6

@@ -1,4 +1,4 @@
-"""Retrieval data in the layout of BEIR: `corpus.jsonl`, `queries.jsonl` and `qrels/test.tsv`, maybe compressed."""
+"""Retrieval data in BEIR's layout: `corpus.jsonl`, `queries.jsonl`, `qrels/test.tsv`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sbert_infer.bench.quality.dataset_files import DatasetError, Record, is_table, read_records
+from sbert_infer.bench.errors import DatasetError
+from sbert_infer.bench.quality.dataset_files import Record, is_table, read_records
 
 __all__ = ["Retrieval", "read_beir"]
 
@@ -16,7 +17,7 @@ Grades = dict[str, dict[str, int]]  # query id -> document id -> how relevant it
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Queries with judged documents. The corpus stays on the disk."""
+    """Queries with judged documents. The corpus stays on disk."""
 
     name: str
     queries: dict[str, str]
@@ -24,14 +25,14 @@ class Retrieval:
     corpus: Path
 
     def documents(self) -> Iterator[tuple[str, str]]:
-        """Id and text of each document: its title, a space, and its text."""
+        """Read id and text of each document: its title, a space, and its text."""
         for record in read_records(self.corpus):
             title, text = (record.get(name) or "" for name in ("title", "text"))
             yield _id(self.corpus, record), f"{title} {text}".strip()
 
 
 def read_beir(path: Path) -> Retrieval:
-    """Read a folder, whose part `test` is meant, or that of a file such as `scifact/qrels/dev.tsv`."""
+    """Read a folder's `test` part, or the part that a file names, as `scifact/qrels/dev.tsv`."""
     folder = path if path.is_dir() else path.absolute().parent.parent
     qrels = path if path.is_file() else _qrels(folder)
     grades = _grades(qrels)

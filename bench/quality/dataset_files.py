@@ -1,4 +1,4 @@
-"""Rows of files with named columns: JSON lines, Parquet, tab- or comma-separated, each also compressed with gzip."""
+"""Read files with named columns: JSON lines, Parquet, tab- or comma-separated, also gzipped."""
 
 from __future__ import annotations
 
@@ -11,32 +11,28 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
-from sbert_infer.errors import SbertInferError
+from sbert_infer.bench.errors import DatasetError
 
-__all__ = ["DatasetError", "Record", "is_table", "read_records"]
+__all__ = ["Record", "is_table", "read_records"]
 
-Record = dict[str, Any]  # names of columns, in small letters, to values
+Record = dict[str, Any]  # lower-case column name -> value
 
 _JSON = (".jsonl", ".json", ".ndjson")
 _TEXT = (".tsv", ".csv", ".txt")
 
 
-class DatasetError(SbertInferError):
-    """Labelled texts that can't be read."""
-
-
 def is_table(path: Path) -> bool:
-    """Whether the name is that of a file that `read_records` reads."""
+    """Whether `read_records` can read this file, by its name."""
     return path.is_file() and _suffix(path) in (*_JSON, *_TEXT, ".parquet")
 
 
 def read_records(
     path: Path, headless: Callable[[list[str]], list[str] | None] = lambda first: None
 ) -> Iterator[Record]:
-    """The rows, each with the names of its columns.
+    """Read the rows.
 
-    `headless` is asked about the first line of a separated file: the names of its columns, if it is
-    a row already.
+    `headless` is given the first line of a separated file; if that is already a row, it returns the
+    names of the columns.
     """
     try:
         if _suffix(path) == ".parquet":
@@ -55,7 +51,7 @@ def _suffix(path: Path) -> str:
 
 
 def _open(path: Path) -> TextIO:
-    """Lines end at newlines only: other separators are part of a text."""
+    """Open a text file. Lines end only at newlines: other separators are part of a text."""
     if path.name.lower().endswith(".gz"):
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="\n")
     return path.open(encoding="utf-8-sig", newline="\n")
@@ -75,7 +71,7 @@ def _json(path: Path, file: TextIO) -> Iterator[Record]:
 
 
 def _separated(path: Path, file: TextIO, headless: Callable[[list[str]], list[str] | None]) -> Iterator[Record]:
-    """Tabs separate, and quotes are part of a text, if the first line has a tab; else commas, with quoting."""
+    """Split at tabs without quoting if the first line has a tab, else at commas with quoting."""
     first = file.readline()
     rows = _rows(path, chain([first], file), tabs="\t" in first)
     header = next(rows)
@@ -102,7 +98,7 @@ def _rows(path: Path, lines: Iterable[str], *, tabs: bool) -> Iterator[list[str]
 def _named(path: Path, number: int, names: list[str], row: list[str]) -> Record:
     if len(row) < len(names):
         raise DatasetError(f"{path} row {number} has {len(row)} columns instead of {len(names)}: {row!r:.60}")
-    return dict(zip(names, row, strict=False))  # more columns, as some files have in some rows, are not needed
+    return dict(zip(names, row, strict=False))  # some rows of some files have extra columns
 
 
 def _parquet(path: Path) -> Iterator[Record]:

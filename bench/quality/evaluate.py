@@ -1,4 +1,4 @@
-"""Everyone takes every task: the quality that each contestant's vectors have. Nothing is timed."""
+"""Measure the quality of every contestant's vectors on every task. Nothing is timed."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import numpy as np
 
 from sbert_infer.artifact.manifest import Manifest
 from sbert_infer.bench.contest.lineup import TUNED
-from sbert_infer.bench.contest.models_under_test import BenchError, Subject
-from sbert_infer.bench.contest.rounds import Entrant, Meeting
+from sbert_infer.bench.contest.models_under_test import ModelsUnderTest
+from sbert_infer.bench.contest.rounds import Contest, Entrant
+from sbert_infer.bench.errors import BenchError, DatasetError
 from sbert_infer.bench.quality.beir import read_beir
-from sbert_infer.bench.quality.dataset_files import DatasetError
 from sbert_infer.bench.quality.labelled_pairs import read_labels, read_scores
 from sbert_infer.bench.quality.tasks import AP, SPEARMAN, Block, PairTask, RetrievalTask, Scorer, Task
 from sbert_infer.bench.report.results import Row
 
-__all__ = ["add_quality", "examine", "make_tasks"]
+__all__ = ["add_quality", "evaluate", "make_tasks"]
 
 Progress = Callable[[str], object]
 Found = dict[str, dict[str, float]]  # contestant -> measure -> value
 
-# Prompts that sentence-transformers' encode_query and encode_document look for, in this order.
+# Prompts that sentence-transformers' encode_query and encode_document look for, in order.
 _PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 
-def make_tasks(subject: Subject, sts: Sequence[Path], pairs: Sequence[Path], beir: Sequence[Path]) -> list[Task]:
-    """Read the datasets."""
-    manifest, together = subject.artifacts[0].manifest, subject.pairs
+def make_tasks(models: ModelsUnderTest, sts: Sequence[Path], pairs: Sequence[Path], beir: Sequence[Path]) -> list[Task]:
+    """Read the datasets and make a task of each."""
+    manifest, together = models.artifacts[0].manifest, models.pairs
     if together and manifest.dim > 1 and (sts or pairs):
-        raise BenchError(f"--sts and --pairs need a reranker with one label, {subject.name} has {manifest.dim}")
+        raise BenchError(f"--sts and --pairs need a reranker with one label, {models.name} has {manifest.dim}")
     if together and beir:
         raise BenchError("--beir is for models with vectors: a reranker can't search a whole corpus")
     tasks: list[Task] = [
@@ -44,19 +44,19 @@ def make_tasks(subject: Subject, sts: Sequence[Path], pairs: Sequence[Path], bei
     return tasks
 
 
-def examine(meeting: Meeting, tasks: Sequence[Task], manifest: Manifest, progress: Progress) -> Found:
-    """What everyone reaches. Batching does not change a library's quality, so tuned entries are left out."""
+def evaluate(contest: Contest, tasks: Sequence[Task], manifest: Manifest, progress: Progress) -> Found:
+    """Evaluate every contestant but tuned ones: batching does not change a library's quality."""
     found: Found = {}
-    entrants = [entrant for entrant in meeting.entrants if not entrant.contestant.tuned]
+    entrants = [entrant for entrant in contest.entrants if not entrant.contestant.tuned]
     for task in tasks:
         scorers = {entrant.contestant.name: task.scorer() for entrant in entrants}
         done = 0
         for block in task.blocks():
             prompt = _prompt(manifest, block.role)
-            meeting.hand_out(block.texts)
+            contest.hand_out(block.texts)
             for entrant in entrants:
                 progress(f"{task.name}: {entrant.contestant.name}, from text {done + 1:,} on")
-                _take(meeting, entrant, block, prompt, scorers)
+                _take(contest, entrant, block, prompt, scorers)
             done += len(block.texts)
         for name, scorer in scorers.items():
             found.setdefault(name, {}).update(scorer.measures())
@@ -64,15 +64,15 @@ def examine(meeting: Meeting, tasks: Sequence[Task], manifest: Manifest, progres
 
 
 def add_quality(rows: Sequence[Row], found: Found) -> None:
-    """Put the measures into the rows, a library's own also into that of its tuned entry."""
+    """Put the measures into the rows; a tuned entry gets those of its library."""
     for row in rows:
         row.quality = found.get(row.contestant.removesuffix(TUNED), {})
 
 
-def _take(meeting: Meeting, entrant: Entrant, block: Block, prompt: str | None, scorers: dict[str, Scorer]) -> None:
-    """One block; who fails, or gives NaN, is out of this task."""
+def _take(contest: Contest, entrant: Entrant, block: Block, prompt: str | None, scorers: dict[str, Scorer]) -> None:
+    """Evaluate one block; an entrant that fails or returns NaN is out of this task."""
     scorer = scorers.get(entrant.contestant.name)
-    vectors = meeting.vectors(entrant, prompt) if scorer is not None else None
+    vectors = contest.vectors(entrant, prompt) if scorer is not None else None
     if scorer is None or vectors is None or not np.isfinite(vectors).all():
         scorers.pop(entrant.contestant.name, None)
     else:
@@ -80,15 +80,15 @@ def _take(meeting: Meeting, entrant: Entrant, block: Block, prompt: str | None, 
 
 
 def _prompt(manifest: Manifest, role: str) -> str | None:
-    """What goes before a text with this role; None stands for the model's default."""
+    """Prompt for texts with this role; None stands for the model's default."""
     return next((manifest.prompts[name] for name in _PROMPTS.get(role, ()) if name in manifest.prompts), None)
 
 
 def _with_mean(found: Found) -> Found:
-    """Add the mean of the rank correlations where there are several, as for STS12 to STS16."""
+    """Add the mean of the rank correlations where there are several, such as STS12 to STS16."""
     tasks = {name for measures in found.values() for name in measures if name.endswith(f" {SPEARMAN}")}
     for measures in found.values():
         values = [measures[name] for name in tasks if name in measures]
-        if len(values) == len(tasks) > 1:  # who failed in one of them has no mean
+        if len(values) == len(tasks) > 1:  # no mean for a contestant that failed in one
             measures[f"mean {SPEARMAN}"] = float(np.mean(values))
     return found

@@ -1,4 +1,4 @@
-"""Pairs of texts that people have scored (semantic similarity) or labelled 0 or 1 (paraphrases, duplicates)."""
+"""Pairs of texts with human scores (similarity) or labels of 0 or 1 (paraphrases, duplicates)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sbert_infer.bench.quality.dataset_files import DatasetError, Record, is_table, read_records
+from sbert_infer.bench.errors import DatasetError
+from sbert_infer.bench.quality.dataset_files import Record, is_table, read_records
 
 __all__ = ["LabelledPairs", "read_labels", "read_scores"]
 
-# Names of the two texts' columns, and of the column beside them, in common datasets.
+# Column names of the two texts, and of their score or label, in common datasets.
 _TEXTS = (
     ("sentence1", "sentence2"),
     ("sentence_1", "sentence_2"),
@@ -28,12 +29,12 @@ _TEXTS = (
 _SCORES = ("score", "similarity_score", "similarity", "relatedness_score", "label", "labels")
 _LABELS = ("label", "labels", "is_duplicate", "quality", "score")
 _STS_BENCHMARK = ["genre", "file", "year", "id", "score", "sentence1", "sentence2"]
-_SPLITS = ("test", "dev", "validation", "train")  # names of files that say nothing of the dataset
+_SPLITS = ("test", "dev", "validation", "train")  # file names that say nothing about the dataset
 
 
 @dataclass(frozen=True)
 class LabelledPairs:
-    """A dataset: pair by pair, two texts and what people say of them."""
+    """A dataset: two texts and a score or label per pair."""
 
     name: str
     left: list[str]
@@ -42,7 +43,7 @@ class LabelledPairs:
 
 
 def read_scores(path: Path) -> LabelledPairs:
-    """Pairs with a score: a file, or a folder with a `test` file or with SentEval's `STS.input.*` and `STS.gs.*`."""
+    """Read scored pairs: a file, a folder with a `test` file, or a folder of SentEval."""
     if path.is_dir() and (inputs := sorted(path.glob("STS.input.*.txt"))):
         return _collect(path, path.name, _sent_eval(inputs), ("score",))
     file = _test_file(path) if path.is_dir() else path
@@ -53,7 +54,7 @@ def read_scores(path: Path) -> LabelledPairs:
 
 
 def read_labels(path: Path) -> LabelledPairs:
-    """Pairs with a label of 0 or 1, both of which must occur: a file, or a folder with a `test` file."""
+    """Read pairs labelled 0 or 1, which must both occur: a file, or a folder with a `test` file."""
     file = _test_file(path) if path.is_dir() else path
     pairs = _collect(file, _name(file), read_records(file, _headless), _LABELS)
     for number, label in enumerate(pairs.values, 1):
@@ -74,7 +75,7 @@ def _collect(path: Path, name: str, records: Iterator[Record], values: Sequence[
     for row in rows:
         cells = [row.get(column) for column in columns]
         together = _unzipped(path, cells) if all(isinstance(cell, list) for cell in cells) else [cells]
-        for left, right, value in together:  # mteb has files with all texts in one row
+        for left, right, value in together:  # some of mteb's files have all texts in one row
             number += 1
             pairs.left.append(_text(path, number, left))
             pairs.right.append(_text(path, number, right))
@@ -90,7 +91,7 @@ def _unzipped(path: Path, cells: Sequence[Any]) -> list[Any]:
 
 
 def _test_rows(rows: list[Record]) -> list[Record]:
-    """Of a file that holds several parts, in a column `split`, the test part."""
+    """Keep the test part of a file that has several, in a column `split`."""
     parts = {row.get("split") for row in rows}
     return [row for row in rows if row.get("split") == "test"] if len(parts) > 1 and "test" in parts else rows
 
@@ -106,14 +107,14 @@ def _columns(path: Path, row: Record, values: Sequence[str]) -> tuple[str, str, 
 
 
 def _headless(first: list[str]) -> list[str] | None:
-    """The columns of a file without a header: the STS benchmark's, or two texts and a number."""
+    """Columns of a file without a header: the STS benchmark's, or two texts and a number."""
     if len(first) >= len(_STS_BENCHMARK) and _is_number(first[4]):
         return _STS_BENCHMARK
     return ["sentence1", "sentence2", "score"] if len(first) == 3 and _is_number(first[2]) else None
 
 
 def _sent_eval(inputs: Sequence[Path]) -> Iterator[Record]:
-    """Texts and scores in two files, line by line. A line without a score was not part of the task."""
+    """Read texts and scores from two files, line by line, skipping lines without a score."""
     for file in inputs:
         gold = file.with_name(file.name.replace("STS.input.", "STS.gs."))
         lines, scores = (one.read_text(encoding="utf-8").removesuffix("\n").split("\n") for one in (file, gold))

@@ -1,7 +1,7 @@
-"""How good a ranking is, as the usual evaluation tools compute it. Pure functions.
+"""Ranking metrics as the usual evaluation tools compute them. Pure functions.
 
-A grade is how relevant a document is to a query, 0 if not at all or not judged. `ranked` are the
-grades of the documents found, the best first; `judged` are all grades that a query has.
+A grade is how relevant a document is to a query, 0 if it is not or was not judged. `ranked` are the
+grades of the documents found, best first; `judged` are all grades of a query.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def average_precision(labels: Sequence[float] | Floats, scores: Sequence[float] | Floats) -> float:
-    """The precision at each label of 1, averaged, as scikit-learn has it: equal scores share a rank. 0 without a 1."""
+    """Average precision as in scikit-learn: equal scores share a rank. 0 without a label of 1."""
     order = np.argsort(-np.asarray(scores, np.float64), kind="stable")
     sorted_scores = np.asarray(scores, np.float64)[order]
     hits = np.cumsum(np.asarray(labels, np.float64)[order])
@@ -29,19 +29,19 @@ def average_precision(labels: Sequence[float] | Floats, scores: Sequence[float] 
 
 
 def ndcg(ranked: Sequence[int], judged: Sequence[int], k: int) -> float:
-    """The discounted gain of the first `k`, as a share of the best possible. The gain is the grade (trec_eval)."""
+    """Discounted gain of the first `k` as a share of the best; gains are grades (trec_eval)."""
     best = _discounted_gain(sorted(judged, reverse=True)[:k])
     return _discounted_gain(ranked[:k]) / best if best else 0.0
 
 
 def recall(ranked: Sequence[int], judged: Sequence[int], k: int) -> float:
-    """The share of the relevant documents that is among the first `k`."""
+    """Share of the relevant documents that are among the first `k`."""
     relevant = sum(grade > 0 for grade in judged)
     return sum(grade > 0 for grade in ranked[:k]) / relevant if relevant else 0.0
 
 
 def reciprocal_rank(ranked: Sequence[int], k: int) -> float:
-    """1 / the rank of the first relevant document, 0 if it is not among the first `k`."""
+    """1 / rank of the first relevant document, 0 if it is not among the first `k`."""
     return next((1 / rank for rank, grade in enumerate(ranked[:k], 1) if grade > 0), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Exact search: the best documents of each query, found in blocks, so that memory does not grow with the corpus."""
+"""Exact search in blocks of documents, so that memory does not grow with the corpus."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QUERIES = 256  # scored at once
 
 
 class Nearest:
-    """The `k` best documents of each query among those added so far. Of equal scores the greater id goes first.
+    """The `k` best documents of each query so far; of equal scores the greater id comes first.
 
     (That is trec_eval's order, and the one in which BEIR fills its heaps.)
     """
@@ -40,12 +40,12 @@ class Nearest:
                 self._found[row] = nlargest(self._k, [*self._found[row], *candidates])
 
     def ranked(self, row: int) -> list[Found]:
-        """What was found for a query, the best first."""
+        """What was found for a query, best first."""
         return self._found[row]
 
 
 def _at_least(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.intp]:
-    """Places of the `k` greatest, and of those equal to the last of them."""
+    """Indices of the `k` greatest scores, and of those equal to the last of them."""
     if len(scores) <= k:
         return np.arange(len(scores))
     return np.flatnonzero(scores >= np.partition(scores, -k)[-k])

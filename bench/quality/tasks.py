@@ -1,6 +1,6 @@
-"""What a model is examined on: tasks that give texts, block by block, and turn vectors into measures.
+"""Evaluation tasks: they give texts, block by block, and turn vectors into measures.
 
-A block is small, so that memory does not grow with a dataset.
+Blocks are small, so that memory does not grow with the dataset.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,50 +28,23 @@ Measures = dict[str, float]
 SPEARMAN, AP = "Spearman", "AP"
 _BLOCK_PAIRS = 4096
 _BLOCK_TEXTS = 8192
-_FOUND = 100  # documents of each query
+_FOUND = 100  # documents to find per query
 
 
 @dataclass(frozen=True)
 class Block:
-    """Texts to encode. `role` is what they are in a search, "query" or "document"; `keys` are for the scorer."""
+    """Texts to encode. `role` is their role in a search; `keys` are for the scorer."""
 
     texts: Sequence[Text]
     keys: Any
-    role: str = ""
-
-
-class Scorer(Protocol):
-    """Takes the vectors of one contestant, and says how good they are."""
-
-    def add(self, block: Block, vectors: Vectors) -> None:
-        """Take the vectors of a block, each block once and in order."""
-
-    def measures(self) -> Measures:
-        """After the last block."""
-
-
-class Task(Protocol):
-    """A dataset and how it is scored."""
-
-    @property
-    def name(self) -> str:
-        """Of the dataset."""
-
-    def describe(self) -> str:
-        """The dataset's size, for people."""
-
-    def blocks(self) -> Iterator[Block]:
-        """All texts."""
-
-    def scorer(self) -> Scorer:
-        """One for each contestant."""
+    role: str = ""  # "query" or "document"
 
 
 @dataclass(frozen=True)
 class PairTask:
-    """Cosines of pairs against what people say of them, by `measure`: their rank correlation or average precision.
+    """Cosines of pairs against human judgement, by rank correlation or average precision.
 
-    For rerankers, which score pairs `together`, it is their scores.
+    For rerankers, which score pairs `together`, their scores take the place of cosines.
     """
 
     pairs: LabelledPairs
@@ -80,15 +53,15 @@ class PairTask:
 
     @property
     def name(self) -> str:
-        """Of the dataset."""
+        """Name of the dataset."""
         return self.pairs.name
 
     def describe(self) -> str:
-        """The number of pairs."""
+        """Describe the number of pairs."""
         return f"{self.name}: {len(self.pairs.values):,} pairs"
 
     def blocks(self) -> Iterator[Block]:
-        """Pairs stay together; a text that occurs twice in a block is encoded once."""
+        """Yield pairs, each within one block; a text repeated in a block is encoded once."""
         for start in range(0, len(self.pairs.values), _BLOCK_PAIRS):
             left, right = (side[start : start + _BLOCK_PAIRS] for side in (self.pairs.left, self.pairs.right))
             if self.together:
@@ -97,17 +70,20 @@ class PairTask:
             places = {text: place for place, text in enumerate(dict.fromkeys([*left, *right]))}
             yield Block(list(places), ([places[text] for text in left], [places[text] for text in right]))
 
-    def scorer(self) -> Scorer:
-        """One for each contestant."""
-        return _PairScorer(self)
+    def scorer(self) -> PairScorer:
+        """Make a scorer for one contestant."""
+        return PairScorer(self)
 
 
-class _PairScorer:
+class PairScorer:
+    """Measures the quality of one contestant's vectors or scores of pairs."""
+
     def __init__(self, task: PairTask) -> None:
         self._task = task
         self._found: list[npt.NDArray[np.float64]] = []
 
     def add(self, block: Block, vectors: Vectors) -> None:
+        """Take the vectors of a block, each block once and in order."""
         if self._task.together:
             self._found.append(vectors[:, 0].astype(np.float64))
         else:
@@ -115,6 +91,7 @@ class _PairScorer:
             self._found.append(cosines(vectors[left], vectors[right]))
 
     def measures(self) -> Measures:
+        """Compute the measures, after the last block."""
         found, values = np.concatenate(self._found), self._task.pairs.values
         value = spearman(found, values) if self._task.measure == SPEARMAN else average_precision(values, found)
         return {f"{self._task.name} {self._task.measure}": value}
@@ -122,38 +99,41 @@ class _PairScorer:
 
 @dataclass(frozen=True)
 class RetrievalTask:
-    """Every query against the whole corpus, by the model's own similarity."""
+    """Search the whole corpus for every query, by the model's own similarity."""
 
     data: Retrieval
     similarity: str
 
     @property
     def name(self) -> str:
-        """Of the dataset."""
+        """Name of the dataset."""
         return self.data.name
 
     def describe(self) -> str:
-        """The number of queries."""
+        """Describe the number of queries."""
         return f"{self.name}: {len(self.data.queries):,} queries"
 
     def blocks(self) -> Iterator[Block]:
-        """The queries, then the documents."""
+        """Yield the queries, then the documents."""
         queries = iter(self.data.queries.items())
         yield from _blocks(queries, "query")
         yield from _blocks(self.data.documents(), "document")
 
-    def scorer(self) -> Scorer:
-        """One for each contestant."""
-        return _RetrievalScorer(self)
+    def scorer(self) -> RetrievalScorer:
+        """Make a scorer for one contestant."""
+        return RetrievalScorer(self)
 
 
-class _RetrievalScorer:
+class RetrievalScorer:
+    """Measures the quality of one contestant's vectors of queries and documents."""
+
     def __init__(self, task: RetrievalTask) -> None:
         self._task = task
         self._queries: list[Vectors] = []
         self._nearest: Nearest | None = None
 
     def add(self, block: Block, vectors: Vectors) -> None:
+        """Take the vectors of a block, each block once and in order."""
         if block.role == "query":
             self._queries.append(vectors)
             return
@@ -162,13 +142,14 @@ class _RetrievalScorer:
         self._nearest.add(block.keys, vectors)
 
     def measures(self) -> Measures:
+        """Compute the measures, after the last block."""
         data = self._task.data
         rows = [self._measures_of(row, query, data.grades[query]) for row, query in enumerate(data.queries)]
         return {f"{data.name} {name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
     def _measures_of(self, row: int, query: str, grades: dict[str, int]) -> Measures:
         found = self._nearest.ranked(row) if self._nearest else []
-        documents = dict.fromkeys(document for _, document in found if document != query)  # an id may be there twice
+        documents = dict.fromkeys(document for _, document in found if document != query)  # an id may occur twice
         ranked = [grades.get(document, 0) for document in documents][:_FOUND]
         judged = list(grades.values())
         return {
@@ -177,6 +158,10 @@ class _RetrievalScorer:
             "recall@100": recall(ranked, judged, 100),
             "MRR@10": reciprocal_rank(ranked, 10),
         }
+
+
+Task = PairTask | RetrievalTask
+Scorer = PairScorer | RetrievalScorer
 
 
 def _blocks(texts: Iterator[tuple[str, str]], role: str) -> Iterator[Block]:

@@ -1,1 +1,1 @@
-"""Results, tables, charts and the HTML page."""
+"""Results, and how they are judged, compared and shown."""

@@ -1,24 +1,25 @@
-"""Two runs side by side: what got slower or faster."""
+"""Compare two runs: what got slower or faster."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from sbert_infer.bench.report.results import Results, Row
+from sbert_infer.bench.report.table import render_cells
 
-__all__ = ["Change", "compare", "render_changes"]
+__all__ = ["Change", "compare", "render_changes", "warnings"]
 
 
 @dataclass(frozen=True)
 class Change:
-    """One contestant on one workload, before and after. `ratio` above 1 is faster; None if it can't be told."""
+    """One contestant on one workload, before and after."""
 
     workload: str
     contestant: str
     ours: bool
     before: float | None  # texts/s
     after: float | None
-    ratio: float | None
+    ratio: float | None  # above 1 is faster; None if it is unknown
     remark: str = ""
 
     def got_slower(self, tolerance: float) -> bool:
@@ -27,18 +28,14 @@ class Change:
 
 
 def compare(before: Results, after: Results) -> list[Change]:
-    """Every contestant and workload that both runs have, and those of ours that only the first has."""
+    """List the change of every contestant on every workload that both runs have."""
     found = {(row.workload, row.contestant): row for row in after.rows}
-    changes = []
-    for row in before.rows:
-        twin = found.get((row.workload, row.contestant))
-        if twin is not None:
-            changes.append(_change(row, twin))
-    return changes
+    pairs = ((row, found.get((row.workload, row.contestant))) for row in before.rows)
+    return [_change(row, later) for row, later in pairs if later is not None]
 
 
 def warnings(before: Results, after: Results) -> list[str]:
-    """What makes the two runs hard to compare."""
+    """Say what makes the two runs hard to compare."""
     kinds = {"cpu": "CPU", "cores": "usable cores", "weights_sha256": "weights", "seed": "seed"}
     lines = [
         f"the runs differ in {name}: {before.stamp[key]} and {after.stamp[key]}"
@@ -63,9 +60,9 @@ def _change(before: Row, after: Row) -> Change:
 
 
 def render_changes(changes: list[Change], tolerance: float) -> str:
-    """A line each, the worst first."""
+    """Render a line for each change, the worst first."""
     ordered = sorted(changes, key=lambda change: (not change.got_slower(tolerance), change.ratio or 0))
-    lines = [["workload", "contestant", "before", "after", "change", ""]]
+    lines = []
     for change in ordered:
         speeds = ["-" if speed is None else f"{speed:,.0f}" for speed in (change.before, change.after)]
         percent = "-" if change.ratio is None else f"{change.ratio - 1:+.1%}"
@@ -73,11 +70,4 @@ def render_changes(changes: list[Change], tolerance: float) -> str:
         if not verdict and change.ratio is not None and change.ratio > 1 + tolerance:
             verdict = "faster"
         lines.append([change.workload, change.contestant, *speeds, percent, verdict])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if place in (2, 3, 4) else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    return render_cells(["workload", "contestant", "before", "after", "change", ""], lines)

@@ -1,4 +1,4 @@
-"""Where and with what a result was measured."""
+"""The machine that a result was measured on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["machine_stamp"]
 
 
 def machine_stamp() -> dict[str, Any]:
-    """CPU, cores, memory, operating system, Python, versions, date."""
+    """Describe the machine: CPU, cores, memory, operating system, Python, versions, date."""
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "sbert_infer": __version__,
@@ -30,7 +30,7 @@ def machine_stamp() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The CPU's own name for itself, and the vector instructions that matter here."""
+    """The CPU's model name, and the vector instructions that matter here."""
     try:
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -49,7 +49,7 @@ def _memory_gb() -> float | None:
 
 
 def _load_average() -> float | None:
-    """How busy the machine was when the run began; well above 0, and the figures are not to be trusted."""
+    """Load average when the run began; if it is well above 0, do not trust the figures."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 

@@ -1,39 +1,37 @@
-"""What a run found, as it is kept in a JSON file. Figures are derived here, from the seconds of each round."""
+"""The results of a run, as kept in a JSON file."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from sbert_infer._util.files import staged
 from sbert_infer.artifact.manifest import RERANKER
-from sbert_infer.errors import SbertInferError
+from sbert_infer.bench.errors import ResultsError
 
 __all__ = [
     "FORMAT_VERSION",
     "QUALITY",
     "Results",
-    "ResultsError",
     "Row",
     "WorkloadFacts",
     "load_results",
-    "save_results",
+    "to_json",
+    "write_reports",
 ]
 
+T = TypeVar("T")
+
 FORMAT_VERSION = 2  # 2: `quality` in place of `spearman`
-
-
-QUALITY = "quality"  # stands for the workload in rows of a run without any
-
-
-class ResultsError(SbertInferError):
-    """A file that does not hold results."""
+QUALITY = "quality"  # takes the place of the workload in a run that has none
 
 
 @dataclass(frozen=True)
 class WorkloadFacts:
-    """What a workload consists of. Tokens are true ones: after truncation, special ones included, no padding."""
+    """What a workload consists of. Tokens are those that run, without padding."""
 
     name: str
     texts: int
@@ -41,7 +39,7 @@ class WorkloadFacts:
     longest: int  # tokens
     truncated: int  # texts
     gflop: float  # 1e9 operations for all texts, without padding
-    peak_gflops: tuple[float, ...] = ()  # the machine's FP32 matrix product, once a round
+    peak_gflops: tuple[float, ...] = ()  # of the machine's FP32 matrix product, once per round
 
 
 @dataclass
@@ -87,29 +85,38 @@ class Results:
     format_version: int = FORMAT_VERSION
 
     def of(self, workload: str) -> list[Row]:
-        """A workload's rows, or those of `QUALITY`: those that are right by speed, then the wrong, then the failed."""
+        """List a workload's rows: the right ones by speed, then the wrong, then the failed."""
         order = {"ok": 0, "wrong": 1, "failed": 2}
         rows = [row for row in self.rows if row.workload == workload]
         return sorted(rows, key=lambda row: (order[row.status], -(row.texts_per_s or 0)))
 
     @property
     def noun(self) -> str:
-        """What is encoded: texts, or, by a reranker, pairs of texts."""
+        """What is encoded: texts, or pairs of texts by a reranker."""
         return "pairs" if self.stamp.get("kind") == RERANKER else "texts"
 
     @property
     def ours_are_right(self) -> bool:
-        """Whether every entry of ours ran and gave the right vectors."""
+        """Whether all of our entries ran and gave the right vectors."""
         return all(row.status == "ok" for row in self.rows if row.ours)
 
 
-def save_results(results: Results, path: Path) -> None:
-    """Write the JSON file."""
-    path.write_text(json.dumps(asdict(results), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def to_json(results: Any) -> str:
+    """Serialize results, of any kind, for a JSON file."""
+    return json.dumps(asdict(results), indent=1, ensure_ascii=False) + "\n"
+
+
+def write_reports(results: T, json_file: Path | None, html_file: Path | None, render_page: Callable[[T], str]) -> None:
+    """Write the JSON file and the page, if asked for, each completely or not at all."""
+    for path, render in ((json_file, to_json), (html_file, render_page)):
+        if path is not None:
+            with staged(path) as file:
+                file.path.write_text(render(results), encoding="utf-8")
+                file.commit()
 
 
 def load_results(path: Path) -> Results:
-    """Read a file that `save_results` wrote."""
+    """Read a JSON file of `Results`."""
     try:
         content = dict(json.loads(path.read_text(encoding="utf-8")))
         if content["format_version"] > FORMAT_VERSION:

@@ -1,4 +1,4 @@
-"""Results for people: aligned plain text, or markdown for a README."""
+"""The results as tables: aligned plain text, or markdown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _cosine(value: float | None) -> str:
 
 _percent = _number("{:.0%}")
 
-# Heading -> a row's cell.
+# Heading -> how to render a row's cell.
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "contestant": lambda row: row.contestant,
     "type": lambda row: row.family,
@@ -57,11 +57,11 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "batch": lambda row: "tokens" if row.ours and row.seconds else _number("{}")(row.batch_size),
 }
 _BEFORE_MEASURES = "correlation"
-_LEFT = ("contestant", "type", "server", "level", "what")
+_LEFT = ("workload", "contestant", "type", "level", "what", "")  # aligned to the left
 
 
 def render_table(results: Results, *, markdown: bool = False) -> str:
-    """Everything, workload by workload."""
+    """Render all results, workload by workload."""
     parts = []
     for name, description in describe_sections(results).items():
         rows = results.of(name)
@@ -76,14 +76,14 @@ def render_table(results: Results, *, markdown: bool = False) -> str:
 
 
 def describe_sections(results: Results) -> dict[str, str]:
-    """What there are tables of: workloads, each with a line about it, or quality alone."""
+    """Map each section, a workload or quality alone, to a line about it."""
     if not results.workloads:
         return {QUALITY: "; ".join(results.stamp[QUALITY])}
     return {facts.name: describe_workload(facts, results.noun) for facts in results.workloads}
 
 
 def cells(rows: Sequence[Row], noun: str = "texts") -> tuple[list[str], list[list[str]]]:
-    """Headings and cells, without the columns in which nobody has anything."""
+    """Render headings and cells, without columns that are empty for all rows."""
     columns = _columns(rows)
     full = [[render(row) for render in columns.values()] for row in rows]
     kept = [place for place in range(len(columns)) if any(line[place] != "-" for line in full)]
@@ -92,7 +92,7 @@ def cells(rows: Sequence[Row], noun: str = "texts") -> tuple[list[str], list[lis
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
-    """Those that every run may have, and the measures of quality in their middle."""
+    """List the usual columns, with the measures of quality inserted."""
     measures = {name: _measure(name) for row in rows for name in row.quality}
     place = list(COLUMNS).index(_BEFORE_MEASURES) + 1
     return dict([*list(COLUMNS.items())[:place], *measures.items(), *list(COLUMNS.items())[place:]])
@@ -103,19 +103,19 @@ def _measure(name: str) -> Callable[[Row], str]:
 
 
 def render_cells(headings: list[str], lines: list[list[str]], *, markdown: bool = False) -> str:
-    """A table of cells that are texts already."""
+    """Render a table of cells that are already text."""
     return (_markdown if markdown else _plain)(headings, lines)
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Why rows are wrong or failed, and what else is to be said of one."""
+    """Say why rows are wrong or failed, and what else there is to note."""
     return [
         f"{row.contestant}: {'; '.join(filter(None, [row.reason, row.note]))}" for row in rows if row.reason or row.note
     ]
 
 
 def describe_workload(facts: WorkloadFacts, noun: str) -> str:
-    """One line."""
+    """Describe a workload in one line."""
     mean = facts.tokens / facts.texts
     line = f"{facts.texts:,} {noun}, {facts.tokens:,} tokens (mean {mean:.0f}, max {facts.longest})"
     if facts.truncated:
@@ -125,7 +125,7 @@ def describe_workload(facts: WorkloadFacts, noun: str) -> str:
 
 
 def describe_stamp(stamp: dict[str, Any]) -> list[str]:
-    """Where, with what and when."""
+    """Say where, when and with what versions it was measured."""
     speed = f"{stamp['rounds']} rounds, seed {stamp['seed']}, " if stamp["workloads"] else ""
     lines = [
         f"{stamp['model']} (weights {stamp['weights_sha256'][:12]}, up to {stamp['max_length']} tokens), "

@@ -1,4 +1,4 @@
-"""From what the rounds gave to a row of the table."""
+"""Turn what the rounds measured into rows of the table, and judge them right or wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["score", "score_quality"]
 
 
 def score(entrants: Sequence[Entrant], facts: WorkloadFacts) -> list[Row]:
-    """A row for each entrant; the first is the reference."""
+    """Make a row for each entrant; the first is the reference."""
     reference = _seconds(entrants[0])
     rows = [_row(entrant, facts, reference) for entrant in entrants if not entrant.same_as_own]
     same = {entrant.contestant.name for entrant in entrants if entrant.same_as_own}
@@ -27,7 +27,7 @@ def score(entrants: Sequence[Entrant], facts: WorkloadFacts) -> list[Row]:
 
 
 def score_quality(entrants: Sequence[Entrant]) -> list[Row]:
-    """Rows without speed, for a run that measured quality alone."""
+    """Make rows without speed, for a run that measured quality alone."""
     rows = [_begin(QUALITY, entrant) for entrant in entrants]
     for row, entrant in zip(rows, entrants, strict=True):
         if row.status == "ok":
@@ -36,7 +36,7 @@ def score_quality(entrants: Sequence[Entrant]) -> list[Row]:
 
 
 def _begin(workload: str, entrant: Entrant) -> Row:
-    """A row with what is known before anything was measured."""
+    """Start a row with what is known before anything is measured."""
     contestant = entrant.contestant
     row = Row(workload, contestant.name, contestant.family, contestant.ours)
     row.load_s, row.note = entrant.load_s, entrant.note
@@ -74,7 +74,7 @@ def _add_speed(row: Row, entrant: Entrant, facts: WorkloadFacts) -> None:
 
 
 def _add_verdict(row: Row, entrant: Entrant) -> None:
-    """Right if every text, or pair, of every round was; a NaN is wrong too."""
+    """A row is right if every text or pair of every round was; NaN is wrong too."""
     (_judge_scores if entrant.differences else _judge_vectors)(row, entrant)
 
 

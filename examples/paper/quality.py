@@ -1,4 +1,4 @@
-"""Every objective with every pooling: trained, exported, and tested before and after the export."""
+"""Train, export and test every objective with every pooling."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEADER = """\
 
 @dataclass(frozen=True)
 class Quality:
-    """What training did to the loss and to the correlation with the right similarities, and what the export left."""
+    """Losses in training; correlation with the true scores untrained, trained and exported."""
 
     objective: str
     pooling: str
@@ -41,7 +41,7 @@ class Quality:
 def measure_quality(
     base: str, layers: int, names: Sequence[str], data: Data, folder: Path, say: Callable[[str], object]
 ) -> Iterator[Quality]:
-    """Train and export the models of these `names` into `folder`, giving the result of each as soon as it is there."""
+    """Train and export the models of these `names` into `folder`, and yield each result."""
     evaluate = _evaluator(data)
     for name in names:
         objective, pooling = MODELS[name]
@@ -58,7 +58,7 @@ def measure_quality(
 
 
 def row(quality: Quality) -> str:
-    """A row under `HEADER`."""
+    """Render a row under `HEADER`."""
     edge = max(1, len(quality.losses) // EDGE_SHARE)
     first, last = fmean(quality.losses[:edge]), fmean(quality.losses[-edge:])
     cells = [quality.objective.replace("|", "\\|"), quality.pooling, f"{first:.3f} to {last:.3f}"]
@@ -67,7 +67,7 @@ def row(quality: Quality) -> str:
 
 
 def _evaluator(data: Data) -> Callable[[Any], float]:
-    """The test of sentence-transformers, which takes its models and engines alike."""
+    """Make sentence-transformers' evaluator, which takes both its models and engines."""
     left, right, scores = (list(column) for column in zip(*data.test, strict=True))
     evaluator = EmbeddingSimilarityEvaluator(left, right, scores, main_similarity="cosine", write_csv=False)
     return lambda model: float(evaluator(model)["spearman_cosine"])

@@ -1,8 +1,7 @@
-"""Sentences whose meaning is known, since they are made from it: who does what, where and when.
+"""Sentences made from a known meaning: who does what, where and when.
 
-A scene is one idea for each slot. An idea has several wordings and a more general one, so that two
-sentences can say the same in other words, one can follow from the other, or contradict it; and how
-similar two are can be counted.
+A scene has one idea for each slot. An idea has several wordings and a more general one, so that one
+sentence can paraphrase, entail or contradict another, and their similarity can be computed.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ ENTAILMENT, NEUTRAL, CONTRADICTION = 0, 1, 2
 
 
 class Idea(NamedTuple):
-    """Wordings of one thing, and what is more generally true of it."""
+    """Wordings of one idea, and a more general one."""
 
     wordings: tuple[str, ...]
     general: str
 
 
 class Pair(NamedTuple):
-    """Two sentences with a similarity of 0 to 5, or with a label."""
+    """Two sentences with a similarity from 0 to 5, or with a label."""
 
     left: str
     right: str
     score: float
 
 
-Scene = tuple[Idea, ...]  # one idea of each slot
+Scene = tuple[Idea, ...]  # one idea per slot
 
 
 def _ideas(lines: str) -> tuple[Idea, ...]:
-    """One idea a line: its wordings, then the general one behind a colon."""
+    """Parse one idea per line: its wordings, then the general one after a colon."""
     rows = (line.rsplit(":", 1) for line in lines.strip().split("\n"))
     return tuple(
         Idea(tuple(part.strip() for part in wordings.split("/")), general.strip()) for wordings, general in rows
@@ -90,19 +89,19 @@ late at night / long after dark : when others sleep
 before dawn / while it is still dark : when others sleep
 """)
 SLOTS = (WHO, WHAT, WHERE, WHEN)
-WEIGHTS = (1.25, 2.25, 1.0, 0.5)  # of the slots in a similarity: 5 in all
-RELATED = 0.4  # share of the weight for ideas that have the same general one
+WEIGHTS = (1.25, 2.25, 1.0, 0.5)  # of the slots in a similarity; their sum is 5
+RELATED = 0.4  # share of the weight for different ideas with the same general one
 
 
 def make_scenes(seed: int) -> Iterator[Scene]:
-    """Scenes without end."""
-    rng = random.Random(seed)  # noqa: S311 - repeatable is what is wanted
+    """Yield random scenes without end."""
+    rng = random.Random(seed)  # noqa: S311 - it must be repeatable
     while True:
         yield tuple(rng.choice(ideas) for ideas in SLOTS)
 
 
 def make_sts(num_pairs: int, seed: int) -> list[Pair]:
-    """Pairs of different sentences, with none to all of their slots changed, and how similar that leaves them."""
+    """Make pairs of different sentences with none to all slots changed, and their similarity."""
     rng = random.Random(seed)  # noqa: S311
     scenes = make_scenes(seed)
     pairs: list[Pair] = []
@@ -117,13 +116,13 @@ def make_sts(num_pairs: int, seed: int) -> list[Pair]:
 
 
 def similarity(one: Scene, other: Scene) -> float:
-    """From 0, nothing in common, to 5, the same."""
+    """Similarity of two scenes, from 0 (nothing in common) to 5 (the same)."""
     shares = [1 if a == b else RELATED if a.general == b.general else 0 for a, b in zip(one, other, strict=True)]
     return round(sum(weight * share for weight, share in zip(WEIGHTS, shares, strict=True)), 2)
 
 
 def make_nli(num_scenes: int, seed: int) -> list[Pair]:
-    """For each scene one thing that follows from it, one that may be true, and one that can't be."""
+    """Make an entailment, a neutral sentence and a contradiction for each scene."""
     rng = random.Random(seed)  # noqa: S311
     pairs = []
     for (who, what, *details), _ in zip(make_scenes(seed), range(num_scenes), strict=False):
@@ -139,23 +138,23 @@ def make_nli(num_scenes: int, seed: int) -> list[Pair]:
 
 
 def _general(ideas: Scene, share: float, rng: random.Random) -> Scene:
-    """The same, where a share of the ideas is told in general only."""
+    """Replace a share of the ideas by their general wording."""
     return tuple(Idea((idea.general,), idea.general) if rng.random() < share else idea for idea in ideas)
 
 
 def _unlike(scene: Scene, rng: random.Random) -> Scene:
-    """A scene with one to all ideas replaced by some that rule them out."""
+    """Replace one to all ideas of a scene by ones that contradict them."""
     changed = rng.sample(range(len(scene)), rng.randint(1, len(scene)))
-    return tuple(rng.choice(_rivals(idea)) if slot in changed else idea for slot, idea in enumerate(scene))
+    return tuple(rng.choice(_contradicting(idea)) if slot in changed else idea for slot, idea in enumerate(scene))
 
 
-def _rivals(idea: Idea) -> list[Idea]:
-    """Those of the same slot that are not even in general true of it."""
+def _contradicting(idea: Idea) -> list[Idea]:
+    """List the ideas of the same slot that contradict an idea, even in general."""
     return [other for other in next(ideas for ideas in SLOTS if idea in ideas) if other.general != idea.general]
 
 
 def _say(ideas: Scene, rng: random.Random) -> str:
-    """A sentence, in one of the wordings of each idea; what stands last may come first."""
+    """Make a sentence with random wordings; the last clause may come first."""
     who, what, *rest = (rng.choice(idea.wordings) for idea in ideas)
     verb = "are" if who.startswith(("two", "some ", "several", "a pair", "a team")) else "is"
     clauses = [f"{who} {verb} {what}", *rest]

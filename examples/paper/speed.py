@@ -1,4 +1,4 @@
-"""The paper's argument, measured: the most similar two of many sentences, by cross-encoder and by bi-encoder."""
+"""Time finding the most similar two of many sentences, by cross-encoder and by bi-encoder."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["HEADER", "Pair", "Speed", "Timings", "measure_speed", "most_similar"
 MAX_TOKENS = 128
 BATCH_SIZE = 32  # the default of sentence-transformers
 WARM_UP = 64  # texts or pairs that are not timed
-BLOCK = 1000  # sentences that are compared with all others at once
-TOLERANCE = 1e-4  # between what the two libraries give
+BLOCK = 1000  # sentences compared with all others at once
+TOLERANCE = 1e-4  # between the results of the two libraries
 HEADER = """\
 | how | per second | for all | measured on |
 |---|--:|--:|---|"""
@@ -32,7 +32,7 @@ Say = Callable[[str], object]
 
 
 class Pair(NamedTuple):
-    """Two sentences, by number, and their cosine."""
+    """Two sentences, by index, and their cosine."""
 
     left: int
     right: int
@@ -41,7 +41,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Timings:
-    """How long one way took for `measured` of `total` texts or pairs."""
+    """How long one method took for `measured` of `total` texts or pairs."""
 
     how: str
     unit: str
@@ -51,19 +51,19 @@ class Timings:
 
     @property
     def total_seconds(self) -> float:
-        """For all of them, at the same rate."""
+        """Seconds for all of them, at the same rate."""
         return self.seconds * self.total / self.measured
 
 
 @dataclass
 class Speed:
-    """A row for each way, and the pair that the fastest found."""
+    """A row for each method, and the pair that was found."""
 
     rows: list[Timings] = field(default_factory=list)
     best: Pair | None = None
 
     def time(self, how: str, unit: str, run: Callable[[Any], Any], items: Sequence[Any], total: int) -> Any:
-        """Add a row; returns what the run gave."""
+        """Time a run and add a row; return its result."""
         run(items[:WARM_UP])
         start = time.perf_counter()
         result = run(items)
@@ -72,8 +72,8 @@ class Speed:
 
 
 def measure_speed(base: str, texts: Sequence[str], num_pairs: int, num_sample: int, folder: Path, say: Say) -> Speed:
-    """Time a sample of pairs, a sample of texts in the given order and sorted, and all texts in an `Engine`."""
-    rng = random.Random(0)  # noqa: S311 - repeatable is what is wanted
+    """Time a sample of pairs, a sample of texts as given and sorted, and all texts in `Engine`."""
+    rng = random.Random(0)  # noqa: S311 - it must be repeatable
     speed = Speed()
     _compare_pairs(speed, base, [tuple(rng.sample(texts, 2)) for _ in range(num_pairs)], len(texts), folder, say)
     vectors = _compare_texts(speed, base, texts, rng.sample(range(len(texts)), num_sample), folder, say)
@@ -98,7 +98,7 @@ def _compare_pairs(speed: Speed, base: str, pairs: Sequence[Any], num_texts: int
 def _compare_texts(
     speed: Speed, base: str, texts: Sequence[str], sample: Sequence[int], folder: Path, say: Say
 ) -> Vectors:
-    """Returns the vectors of all texts."""
+    """Time the bi-encoders; return the vectors of all texts."""
     say("exporting the bi-encoder")
     eager = bi_encoder(base, "mean", MAX_TOKENS)
     name, some = "bi-encoder: sentence-transformers", [texts[index] for index in sample]
@@ -113,7 +113,7 @@ def _compare_texts(
 
 
 def _unsorted(encode: Callable[[Sequence[str]], Vectors]) -> Callable[[Sequence[str]], Vectors]:
-    """A batch at a time, since `encode` sorts whatever it is given."""
+    """Encode one batch at a time, since `encode` sorts all texts of a call."""
     return lambda texts: np.concatenate(
         [encode(texts[start : start + BATCH_SIZE]) for start in range(0, len(texts), BATCH_SIZE)]
     )
@@ -132,12 +132,12 @@ def _check_equal(name: str, given: Vectors, expected: Vectors) -> None:
 
 
 def most_similar(vectors: Vectors) -> Pair:
-    """The two rows with the highest cosine, compared in blocks so that memory stays flat."""
+    """Find the two rows with the highest cosine, in blocks so that memory stays flat."""
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     best = Pair(0, 0, -2.0)
     for start in range(0, len(unit), BLOCK):
         scores = unit[start : start + BLOCK] @ unit[start:].T  # [block, block and those after it]
-        scores[np.tril_indices(len(scores), m=len(unit) - start)] = -2  # itself, and pairs seen before
+        scores[np.tril_indices(len(scores), m=len(unit) - start)] = -2  # itself, and pairs already seen
         left, right = np.unravel_index(scores.argmax(), scores.shape)
         if scores[left, right] > best.score:
             best = Pair(start + int(left), start + int(right), float(scores[left, right]))
@@ -145,7 +145,7 @@ def most_similar(vectors: Vectors) -> Pair:
 
 
 def row(timings: Timings) -> str:
-    """A row under `HEADER`."""
+    """Render a row under `HEADER`."""
     measured = f"{timings.measured:,} {timings.unit}"
     measured = f"all {measured}" if timings.measured == timings.total else f"{measured} of {timings.total:,}"
     rate = f"{timings.measured / timings.seconds:,.0f} {timings.unit}"

@@ -1,1 +1,1 @@
-"""`sbert-serve`: exported models behind HTTP, for clients of OpenAI and of TEI. See docs/serving.md."""
+"""`sbert-serve`: exported models over HTTP, for clients of OpenAI and TEI. See docs/serving.md."""

@@ -23,13 +23,13 @@ Examples:
   sbert-serve model.onnx --any-model-name                  for clients whose model name can't be changed
   sbert-serve model.plan --port 0 --log-json               a free port, JSON logs
   kill -HUP PID                                            opens the model files again
-  kill PID                                                 finishes what is under way, then ends
+  kill PID                                                 finishes requests in progress, then ends
 
 Try it:
   curl 127.0.0.1:8080/v1/embeddings -H 'Content-Type: application/json' -d '{"input": "A cat sat."}'
 
 Open http://127.0.0.1:8080 to see it work. Every option is also an environment variable: SBERT_SERVE_PORT=9000 is
---port 9000; SBERT_SERVE_API_KEY is one key. All about it: docs/serving.md.
+--port 9000; SBERT_SERVE_API_KEY is one key. See docs/serving.md.
 """
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120, "auto_envvar_prefix": "SBERT_SERVE"}
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -37,17 +37,17 @@ _COUNT = click.IntRange(min=1)
 
 
 class _Finite(click.FloatRange):
-    """Neither NaN nor infinity, which are in no range but pass for it."""
+    """A range without NaN and infinity, which `FloatRange` lets pass."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{value} is no number that can be counted to", param, ctx)
+            self.fail(f"{value} is not a finite number", param, ctx)
         return number
 
 
 class _Origin(click.ParamType):  # type: ignore[type-arg]  # no older click has any
-    """What a browser sends as `Origin`, `null` for a local file, or * for all."""
+    """The `Origin` that a browser sends, `null` for a local file, or * for all."""
 
     name = "origin"
 
@@ -64,7 +64,7 @@ _SECONDS = _Finite(min=0, min_open=True)
 @click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...", envvar="SBERT_SERVE_MODELS")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every network.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes a free one.")
-@click.option("--api-key-file", type=_FILE, help="Keys that clients must send, one a line. [none: anybody may ask]")
+@click.option("--api-key-file", type=_FILE, help="Keys that clients must send, one a line. [none: no key needed]")
 @click.option("--tls-cert", type=_FILE, help="Certificate chain (PEM), for https.")
 @click.option("--tls-key", type=_FILE, help="Its private key (PEM).")
 @click.option(
@@ -74,7 +74,7 @@ _SECONDS = _Finite(min=0, min_open=True)
     multiple=True,
     metavar="ORIGIN",
     envvar=["SBERT_SERVE_CORS_ORIGIN", "SBERT_SERVE_CORS_ORIGINS"],
-    help="Websites whose pages may ask.",
+    help="Websites whose pages may send requests.",
 )
 @click.option("--max-batch-tokens", type=_COUNT, metavar="N", help="Tokens that run together. [the backend's best]")
 @click.option("--max-queue-tokens", type=_COUNT, default=2**20, show_default=True, help="Tokens that may wait.")
@@ -90,10 +90,10 @@ _SECONDS = _Finite(min=0, min_open=True)
     type=_SECONDS,
     default=1.0,
     show_default=True,
-    help="Refuse what would wait for longer, if hundreds of others do.",
+    help="Refuse requests that would wait longer, if hundreds of others wait.",
 )
 @click.option("--timeout-s", type=_SECONDS, default=30.0, show_default=True, help="Limit for the work on a request.")
-@click.option("--auto-truncate", is_flag=True, help="Cut texts beyond the model's limit, where a request doesn't say.")
+@click.option("--auto-truncate", is_flag=True, help="Cut texts at the model's limit unless a request says otherwise.")
 @click.option("--allow-token-ids", is_flag=True, help="Accept ids of the model's own tokenizer instead of texts.")
 @click.option("--any-model-name", is_flag=True, help="Serve requests for unknown models with the first one.")
 @click.option("--max-body-bytes", type=_COUNT, default=16 * 2**20, show_default=True, help="Also after decompression.")
@@ -107,7 +107,7 @@ _SECONDS = _Finite(min=0, min_open=True)
     show_default=True,
     help="On SIGTERM, go on listening this long while no longer ready.",
 )
-@click.option("--drain-s", type=_SECONDS, default=30.0, show_default=True, help="Then, limit for work under way.")
+@click.option("--drain-s", type=_SECONDS, default=30.0, show_default=True, help="Then, limit for requests in progress.")
 @click.option("--log-json", is_flag=True, help="Log lines as JSON.")
 @click.version_option(__version__)
 def main(models: tuple[str, ...], api_key_file: Path | None, **options: Any) -> None:
@@ -130,7 +130,7 @@ def main(models: tuple[str, ...], api_key_file: Path | None, **options: Any) -> 
 
 
 def _import_server() -> tuple[Any, Any, Any]:
-    """Imported late, for those who installed the runtime only."""
+    """Import the server late, since the runtime installs without its packages."""
     try:
         from sbert_infer.serve.http.auth import read_keys
         from sbert_infer.serve.logs import logging_to_stderr
@@ -142,7 +142,7 @@ def _import_server() -> tuple[Any, Any, Any]:
 
 
 def _check_environment() -> None:
-    """An empty variable counts as none, which for keys would mean that anybody may ask."""
+    """Refuse an empty variable for keys: it would count as unset, and turn keys off."""
     for name in ("SBERT_SERVE_API_KEY", "SBERT_SERVE_API_KEY_FILE"):
         if name in os.environ and not os.environ[name].strip():
             raise ValueError(f"{name} is set, but empty: set it to a key or a file of keys, or unset it")

@@ -1,74 +1,84 @@
-"""Log lines, as text or JSON, written by a thread: a full disk or a pipe that nobody reads never holds up a request."""
+"""Log lines, as text or JSON, written by a thread so that a stalled pipe holds up no request."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import logging
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from typing import Any, TextIO
+from logging.handlers import QueueHandler, QueueListener
+from queue import SimpleQueue
+from typing import Any
 
-__all__ = ["LogWriter", "logging_to_stderr"]
+from sbert_infer._util.threads import in_daemon_thread
+
+__all__ = ["logging_to_stderr"]
 
 _MAX_LINES = 10_000  # that wait to be written; more are lost
-_EVERY_S = 0.1
-# What our lines never show. The standard library's own advice for those in a hurry is to turn them
-# off.
-_DETAILS = ("_srcfile", "logThreads", "logProcesses", "logMultiprocessing")
+_FLUSH_S = 2.0  # to write what still waits at the end
 
 
-class LogWriter(logging.Handler):
-    """Keeps lines for a thread that writes them, some at a time. `lost` counts those that could not be."""
+@contextmanager
+def logging_to_stderr(as_json: bool) -> Iterator[None]:
+    """Within this context, all log records and warnings of this process go to standard error."""
+    lines: SimpleQueue[logging.LogRecord | None] = SimpleQueue()
+    writer = _Writer(lines, _JsonFormatter() if as_json else _TextFormatter())
+    writer.start()
+    root, uvicorn = logging.getLogger(), logging.getLogger("uvicorn")
+    before = root.handlers[:], root.level, uvicorn.level
+    root.handlers[:] = [_Handler(lines)]
+    root.setLevel(logging.INFO)
+    uvicorn.setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.handlers[:], root.level, uvicorn.level = before
+        concurrent.futures.wait([in_daemon_thread("sbert-serve-log-end", writer.stop)], timeout=_FLUSH_S)
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        super().__init__()
-        self.lost = 0
-        self._stream = stream or sys.stderr
-        self._lines: deque[str | logging.LogRecord] = deque()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._write, name="sbert-serve-log", daemon=True)
-        self._thread.start()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line. Nothing is woken up: that would cost a busy server more than the line."""
-        if len(self._lines) >= _MAX_LINES:
-            self.lost += 1
-        elif hasattr(record, "record"):  # of a request, and nothing in it will change: the thread can write it out
-            self._lines.append(record)
-        else:
-            self._lines.append(self._line(record))
+class _Handler(QueueHandler):
+    """Puts records into the writer's queue, as long as there is room."""
 
-    def _line(self, record: logging.LogRecord) -> str:
+    queue: SimpleQueue[Any]
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Leave a record to the writer, or lose it."""
+        if self.queue.qsize() < _MAX_LINES:
+            self.queue.put_nowait(record)
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Format the message now, since its arguments may change. A request's record is final."""
+        if hasattr(record, "record"):
+            return record
         try:
-            return self.format(record)
-        except Exception:  # somebody's wrong arguments: not worth a request
-            return f"{record.levelname.lower()}: a line of {record.name} that can't be written"
+            return super().prepare(record)  # type: ignore[no-any-return]
+        except Exception:  # wrong arguments of some logging call: not worth a request
+            record.msg, record.args = f"a line of {record.name} that can't be written", None
+            return record
 
-    def close(self) -> None:
-        """Write what waits, unless that takes long."""
-        super().close()
-        self._ended.set()
-        self._thread.join(timeout=2)
 
-    def _write(self) -> None:
-        is_last = False
-        while not is_last:
-            is_last = self._ended.wait(_EVERY_S)
-            lines = [self._lines.popleft() for _ in range(len(self._lines))]
-            if lines:
-                self._write_lines([line if isinstance(line, str) else self._line(line) for line in lines])
+class _Writer(QueueListener):
+    """Writes records to standard error.
 
-    def _write_lines(self, lines: list[str]) -> None:
-        try:
-            self._stream.write("\n".join(lines) + "\n")
-            self._stream.flush()
-        except (OSError, ValueError):  # disk full, pipe closed, stream closed
-            self.lost += len(lines)
+    A `StreamHandler` would be locked while it writes to a stalled pipe, and the end of the process
+    would wait for that lock.
+    """
+
+    def __init__(self, lines: SimpleQueue[logging.LogRecord | None], formatter: logging.Formatter) -> None:
+        super().__init__(lines)
+        self._formatter = formatter
+
+    def handle(self, record: logging.LogRecord) -> None:
+        """Write a line, or lose it."""
+        with suppress(OSError, ValueError):  # disk full, pipe closed, stream closed
+            sys.stderr.write(self._formatter.format(record) + "\n")
+            sys.stderr.flush()
 
 
 class _TextFormatter(logging.Formatter):
@@ -96,27 +106,3 @@ class _JsonFormatter(logging.Formatter):
             entry |= {name: getattr(request, name) for name in ("method", "path", "status", "texts", "tokens", "bytes")}
             entry |= {"ms": round(request.seconds * 1000, 2), "request_id": request.id}
         return json.dumps(entry, ensure_ascii=False)
-
-
-@contextmanager
-def logging_to_stderr(as_json: bool) -> Iterator[None]:
-    """Within this context, all log records and warnings of this process go to standard error."""
-    writer = LogWriter()
-    writer.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
-    root, uvicorn = logging.getLogger(), logging.getLogger("uvicorn")
-    before = root.handlers[:], root.level, uvicorn.level
-    details = {name: getattr(logging, name) for name in _DETAILS}
-    for name in _DETAILS:
-        setattr(logging, name, None)
-    root.handlers[:] = [writer]
-    root.setLevel(logging.INFO)
-    uvicorn.setLevel(logging.WARNING)
-    logging.captureWarnings(True)
-    try:
-        yield
-    finally:
-        logging.captureWarnings(False)
-        for name, value in details.items():
-            setattr(logging, name, value)
-        root.handlers[:], root.level, uvicorn.level = before
-        writer.close()

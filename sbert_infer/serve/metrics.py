@@ -1,4 +1,4 @@
-"""What Prometheus may know. The names are listed in docs/serving.md."""
+"""Metrics for Prometheus. Their names are listed in docs/serving.md."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
 from sbert_infer.types import Observe
 
-__all__ = ["ERROR_KINDS", "Metrics"]
+__all__ = ["Metrics"]
 
-ERROR_KINDS = {
+_ERROR_KINDS = {
     "OverloadedError": "overloaded",
     "DeadlineError": "deadline",
     "TextError": "text",
@@ -40,24 +40,27 @@ class Metrics:
     """Counters and histograms in a registry of their own."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # as many lines again, that nobody reads
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # twice as many lines
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self.answers = Counter(
-            "sbert_http_requests", "Answers sent; status 499: the client left.", ["route", "status"], registry=registry
+        self._responses = Counter(
+            "sbert_http_requests",
+            "Responses. Status 499: the client left.",
+            ["route", "status"],
+            registry=registry,
         )
-        self.seconds = Histogram(
+        self._seconds = Histogram(
             "sbert_http_request_seconds",
-            "From the request's headers to the answer's last byte.",
+            "From the request's headers to the response's last byte.",
             ["route"],
             buckets=_SECONDS,
             registry=registry,
         )
         self._series: dict[tuple[str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
-        self.in_progress = 0  # requests; of the event loop's thread
-        in_progress = Gauge("sbert_http_requests_in_progress", "Requests being answered.", registry=registry)
+        self.in_progress = 0  # requests; changed by the event loop's thread only
+        in_progress = Gauge("sbert_http_requests_in_progress", "Requests in progress.", registry=registry)
         in_progress.set_function(lambda: self.in_progress)
-        self.reloads = Counter("sbert_reloads", "Reloads, by how they ended.", ["model", "result"], registry=registry)
+        self._reloads = Counter("sbert_reloads", "Reloads, by how they ended.", ["model", "result"], registry=registry)
         self._stages = Histogram(
             "sbert_stage_seconds", "Time by stage.", ["model", "stage"], buckets=_SECONDS, registry=registry
         )
@@ -67,7 +70,7 @@ class Metrics:
         Gauge("sbert_server_info", "The server.", ["version"], registry=registry).labels(__version__).set(1)
 
     def observer(self, model: str) -> Observe:
-        """What an engine tells its times to."""
+        """Make the callback to which a model's engine reports its times."""
         stages: dict[str, Callable[[float], None]] = {
             stage: self._stages.labels(model, stage).observe for stage in ("tokenize", "queue", "run", "total")
         }
@@ -78,30 +81,30 @@ class Metrics:
 
         return observe
 
-    def note_answer(self, route: str, status: int, seconds: float) -> None:
-        """A request was answered."""
+    def count_response(self, route: str, status: int, seconds: float) -> None:
+        """Count a response and its time."""
         series = self._series.get((route, status))
-        if series is None:  # looking them up by their labels takes longer than all the rest
-            series = self.answers.labels(route, str(status)).inc, self.seconds.labels(route).observe
+        if series is None:  # a lookup by labels takes longer than all the rest
+            series = self._responses.labels(route, str(status)).inc, self._seconds.labels(route).observe
             self._series[route, status] = series
         series[0]()
         series[1](seconds)
 
     def count_reload(self, model: str, result: str) -> None:
-        """A reload has ended."""
-        self.reloads.labels(model, result).inc()
+        """Count a reload."""
+        self._reloads.labels(model, result).inc()
 
     def watch(self, models: Models) -> None:
-        """From now on, show what these models do."""
+        """Add the counters and gauges of these models."""
         self.registry.register(_ModelCollector(models))
 
     def render(self) -> bytes:
-        """All of it, in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 class _ModelCollector(Collector):
-    """Reads the engines' own counters when somebody asks."""
+    """Reads the engines' own counters at each scrape."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -135,9 +138,9 @@ def _counters(models: list[Model]) -> Iterator[CounterMetricFamily]:
         yield family
     failed = CounterMetricFamily("sbert_errors", "Calls that failed, by kind.", labels=["model", "kind"])
     for model, _, errors in counts:
-        kinds = dict.fromkeys([*ERROR_KINDS.values(), "other"], 0)
+        kinds = dict.fromkeys([*_ERROR_KINDS.values(), "other"], 0)
         for error, count in errors.items():
-            kinds[ERROR_KINDS.get(error, "other")] += count
+            kinds[_ERROR_KINDS.get(error, "other")] += count
         for kind, count in kinds.items():
             failed.add_metric([model, kind], count)
     yield failed

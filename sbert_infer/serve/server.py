@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _OTHER_FILES = 100
-_HANDSHAKE_S = 2.0  # for those who were about to be accepted when the server was told to stop
+_HANDSHAKE_S = 2.0  # for connections that wait to be accepted when the server is told to stop
 
 
 class Server:
-    """One server. `run` returns when it has been stopped and all is closed."""
+    """One server. `run` returns when it was stopped and everything is closed."""
 
     def __init__(self, settings: Settings, on_started: Callable[[str], object] = lambda url: None) -> None:
         self.settings = settings
@@ -44,24 +44,24 @@ class Server:
         self._uvicorn: _Uvicorn | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Task[None] | None = None
-        self._until = 0.0  # when to end, whatever is still under way
+        self._until = 0.0  # when to end, even if requests are in progress
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self) -> None:
-        """Serve until stopped, in this thread. Signals are heeded in the main thread only."""
+        """Serve in this thread until stopped. Signals are handled in the main thread only."""
         _check_tls(self.settings)
         _allow_files(self.settings.max_connections + _OTHER_FILES)
         with _bound(self.settings) as listener:  # before the models are opened, which may take minutes
             _run_in_loop(self._run(listener))
 
     def stop(self) -> None:
-        """No longer ready at once; then, after a delay, no new connections, and the end when all answers are sent."""
+        """Stop being ready; after a delay, take no more connections and end the requests."""
         if self._stopping is None:
             self.models.draining = True
             self._stopping = asyncio.ensure_future(self._stop())
 
     def stop_soon(self) -> None:
-        """`stop`, for other threads."""
+        """Call `stop` from another thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.stop)
 
@@ -70,7 +70,7 @@ class Server:
         return 0 if self._uvicorn is None else len(self._uvicorn.server_state.connections)
 
     async def _stop(self) -> None:
-        logger.info("stopping: requests under way have %g s to end", self.settings.drain_s)
+        logger.info("stopping: requests in progress have %g s to end", self.settings.drain_s)
         self._until = time.monotonic() + self.settings.drain_delay_s + self.settings.drain_s
         await asyncio.sleep(self.settings.drain_delay_s)
         if self._uvicorn is not None:
@@ -84,8 +84,8 @@ class Server:
         config = _config(self)
         self._uvicorn = _Uvicorn(config, self.settings.read_timeout_s, lambda: self._announce(listener))
         if self._stopping is not None and self._stopping.done():
-            self._uvicorn.should_exit = True  # it was told to stop while the models were opened
-        gc.freeze()  # what is there now stays: looking through it again and again took 5 % of the event loop's time
+            self._uvicorn.should_exit = True  # told to stop while the models were opened
+        gc.freeze()  # what exists now stays: collecting it again took 5 % of the event loop's time
         try:
             await self._uvicorn.serve(sockets=[listener])
         finally:
@@ -98,7 +98,7 @@ class Server:
         url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         logger.info("serving %s on %s", ", ".join(model.name for model in self.models), url)
         if not self.settings.keys and not ipaddress.ip_address(host).is_loopback:
-            logger.warning("anybody who can reach %s may use this server: see --api-key-file", url)
+            logger.warning("anyone who can reach %s may use this server: see --api-key-file", url)
         self._on_started(url)
 
     def _handle_signals(self) -> None:
@@ -112,7 +112,7 @@ class Server:
 
     def _on_stop_signal(self, number: int) -> None:
         if self._stopping is not None or self._uvicorn is None:
-            os._exit(128 + number)  # asked twice, or before anything was served: now, whatever runs
+            os._exit(128 + number)  # asked twice, or before anything was served: end at once
         self.stop()
 
     def _on_reload_signal(self) -> None:
@@ -126,18 +126,18 @@ class Server:
         try:
             await self.models.reload(self.metrics.count_reload)
         except Problem:
-            return  # which is in the log
+            return  # it is in the log
 
 
 class _Uvicorn(uvicorn.Server):
-    """Uvicorn, with signals left to us: it would end the process by the signal, after a clean shutdown."""
+    """Uvicorn without its signal handling, which would end the process by the signal."""
 
     def __init__(self, config: uvicorn.Config, handshake_s: float, on_started: Callable[[], object]) -> None:
         super().__init__(config)
         self._handshake_s, self._on_started = handshake_s, on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn does, which would wait for a minute for a handshake."""
+        """Listen as uvicorn does, but with a shorter timeout for handshakes than its minute."""
         loop = asyncio.get_running_loop()
         self.servers = [
             await loop.create_server(self._protocol, sock=listener, backlog=self.config.backlog, **self._tls())
@@ -147,7 +147,7 @@ class _Uvicorn(uvicorn.Server):
         self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take the connections that wait to be accepted, which closing would reset; then as uvicorn does."""
+        """Accept the connections that wait, which closing would reset; then end as uvicorn does."""
         waiting = [connection for listener in sockets or [] for connection in _accept_all(listener)]
         for server in self.servers:
             server.close()
@@ -173,7 +173,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 def _check_tls(settings: Settings) -> None:
-    """Before the models are opened, and in words that name the files."""
+    """Check the certificate before the models are opened, with an error that names the files."""
     if settings.tls_cert is None:
         return
     try:
@@ -184,7 +184,7 @@ def _check_tls(settings: Settings) -> None:
 
 
 def _allow_files(wanted: int) -> None:
-    """Let this process have so many files and connections open, as far as the system allows."""
+    """Raise the limit of open files and connections, as far as the system allows."""
     try:
         import resource
     except ImportError:  # Windows
@@ -199,7 +199,7 @@ def _allow_files(wanted: int) -> None:
 
 def _accept_all(listener: socket.socket) -> Iterator[socket.socket]:
     listener.setblocking(False)
-    with suppress(OSError):  # no more
+    with suppress(OSError):  # raised when there are no more
         while True:
             connection, _ = listener.accept()
             connection.setblocking(False)
@@ -217,10 +217,9 @@ def _run_in_loop(main: Coroutine[Any, Any, None]) -> None:
 
 def _config(server: Server) -> uvicorn.Config:
     settings = server.settings
-    app = make_app(server.models, settings, server.metrics)
     return uvicorn.Config(
-        app.asgi,
-        http=connection_class(settings, app.gate),
+        make_app(server.models, settings, server.metrics),
+        http=connection_class(settings),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -237,7 +236,7 @@ def _config(server: Server) -> uvicorn.Config:
 
 @contextmanager
 def _bound(settings: Settings) -> Iterator[socket.socket]:
-    """A socket with the address, not listening yet: nobody should wait for models to open."""
+    """Bind a socket that does not listen yet: no client should wait for models to open."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]

@@ -1,4 +1,4 @@
-"""All that can be set of a server."""
+"""The settings of a server."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ MAX_INPUTS = 2048  # texts in a request, as OpenAI has it
 
 @dataclass(frozen=True)
 class ModelFile:
-    """An artifact to serve. Without a name it is called as its file, without the suffix."""
+    """An artifact to serve. Its default name is that of the file, without the suffix."""
 
     path: Path
     name: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> ModelFile:
-        """`path` or `name=path`."""
+        """Parse `path` or `name=path`."""
         name, equals, path = text.partition("=")
         if not equals or Path(text).exists():
             return cls(Path(text))
@@ -30,7 +30,7 @@ class ModelFile:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the options of `sbert-serve` say; their help texts explain them."""
+    """The values of the options of `sbert-serve`; their help texts explain them."""
 
     models: tuple[ModelFile, ...]
     host: str = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Results to render and compare, made up, and one real small run."""
+"""Made-up results to render and compare, and one real, small run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from sbert_infer.artifact import open_artifact
 from sbert_infer.bench.contest.lineup import EAGER, Contestant
-from sbert_infer.bench.contest.models_under_test import Subject
-from sbert_infer.bench.inside.worker import Server
+from sbert_infer.bench.contest.models_under_test import ModelsUnderTest
+from sbert_infer.bench.inside.worker import Worker
 from sbert_infer.bench.report.results import Results, Row, WorkloadFacts
 from sbert_infer.bench.session import Settings, run_session
 from sbert_infer.bench.workloads import make_workload
@@ -34,21 +34,21 @@ def make_row(
 
 
 class WorkerInside:
-    """The worker's commands without a process of its own, which would import torch. For looking around only."""
+    """The worker's commands in this process, to save importing torch again."""
 
     def __init__(self, python: str = "") -> None:
-        self._server = Server(None, None)
+        self._worker = Worker()
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = getattr(self._server, command)(**arguments)
-        return answer
+        reply: dict[str, Any] = getattr(self._worker, command)(**arguments)
+        return reply
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is no process."""
 
 
 def write_sts(file: Path) -> Path:
-    """Pairs with scores, in the STS benchmark's layout."""
+    """Write scored pairs in the STS benchmark's layout."""
     pairs = zip(make_workload("short", 12), make_workload("short", 12, seed=1), strict=True)
     lines = [f"g\tf\ty\t{number}\t{number / 3}\t{a}\t{b}\n" for number, (a, b) in enumerate(pairs)]
     file.write_text("".join(lines), encoding="utf-8")
@@ -56,7 +56,7 @@ def write_sts(file: Path) -> Path:
 
 
 def write_beir(folder: Path, texts: int = 30, queries: int = 6, *, overlap: bool = True) -> Path:
-    """Queries are words of a document, which is relevant, as is the next a little; with `overlap` one has its id."""
+    """Write a BEIR folder. A query is words of a document; with `overlap` one has its id, too."""
     (folder / "qrels").mkdir(parents=True)
     made = make_workload("medium", texts)
     ids = [f"d{number}" for number in range(texts)]
@@ -87,7 +87,7 @@ def reranker(once: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def results() -> Results:
-    """Made-up figures: ours, the reference, a rival, one wrong, one failed, with names that need escaping."""
+    """Made-up figures: ours, the reference, a rival, a wrong one and a failed one."""
     stamp = {
         "date": "2025-01-02 03:04 UTC",
         "sbert_infer": "0.1.0",
@@ -124,9 +124,9 @@ def real_run(
     export_checkpoint: Callable[..., Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Results:
-    """The eager reference, our engine, plain onnxruntime and three fakes that misbehave, on a small random model."""
+    """A run on a small random model with three fakes that misbehave."""
     artifact = open_artifact(export_checkpoint("bert"))
-    subject = Subject("tiny", str(make_checkpoint("bert")), (artifact,))
+    models = ModelsUnderTest("tiny", str(make_checkpoint("bert")), (artifact,))
     fakes = [
         Contestant(f"fake {fault}", "fp32", {"kind": "fake", "fault": fault, "artifact": str(artifact.path)})
         for fault in ("wrong", "crash", "error")
@@ -140,4 +140,4 @@ def real_run(
         only=("sbert-infer", "onnxruntime", "fake"),
     )
     workloads = {"short": make_workload("short", 30), "mixed": make_workload("mixed", 30)}
-    return run_session(subject, workloads, settings, folder, extra=fakes)
+    return run_session(models, workloads, settings, folder, extra=fakes)

@@ -1,4 +1,4 @@
-"""A page of a report, parsed."""
+"""Parse an HTML report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VOID = {"meta", "br", "link", "img", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """Checks that tags are balanced; collects texts, tags and attributes."""
+    """Check that tags are balanced; collect texts, tags and attributes."""
 
     def __init__(self, content: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A real run: what is measured, what is right, and who misbehaves. Nothing here depends on how fast a machine is."""
+"""Real runs, independent of how fast the machine is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import pytest
 from sbert_infer.artifact import open_artifact
 from sbert_infer.bench import session
 from sbert_infer.bench.contest.lineup import EAGER
-from sbert_infer.bench.contest.models_under_test import BenchError, Subject, open_subject
+from sbert_infer.bench.contest.models_under_test import ModelsUnderTest
+from sbert_infer.bench.errors import BenchError
 from sbert_infer.bench.report.page import render_page
 from sbert_infer.bench.report.results import Results, Row
 from sbert_infer.bench.report.table import render_table
@@ -98,14 +99,14 @@ def test_only_ours_decide_the_outcome(results: Results) -> None:
 
 
 def workers_of(parent: int) -> list[int]:
-    """The worker processes that `parent` started and that still live."""
+    """List the live worker processes that `parent` started."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             state, started_by = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             ours = b"worker.py" in (entry / "cmdline").read_bytes()
         except OSError:
-            continue  # it ended meanwhile
+            continue  # it has just ended
         if ours and int(started_by) == parent and state != "Z":
             found.append(int(entry.name))
     return found
@@ -124,7 +125,7 @@ def test_no_worker_is_left(real_run: Results) -> None:
 def test_the_workers_end_with_the_command(
     make_checkpoint: Callable[..., Path], export_checkpoint: Callable[..., Path], number: signal.Signals, count: int
 ) -> None:
-    """While it measures, with all workers there, and while the first one still imports what it needs."""
+    """Interrupt it while it measures with all workers, and while the first one still imports."""
     command = [sys.executable, "-m", "sbert_infer.bench.cli", str(export_checkpoint("bert"))]
     options = ["--checkpoint", str(make_checkpoint("bert")), "--only", "sbert-infer", "--rounds", "1000"]
     with subprocess.Popen([*command, *options], stderr=subprocess.PIPE) as process:
@@ -138,7 +139,7 @@ def test_the_workers_end_with_the_command(
 def wait_for(condition: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + 60
     while not (value := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.05)
     return value
 
@@ -149,8 +150,8 @@ def test_ctrl_c_keeps_what_was_measured(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    subject = Subject("tiny", str(make_checkpoint("bert")), (open_artifact(export_checkpoint("bert")),))
-    look_around = functools.cache(lambda: real_look_around(subject, Settings(), speed=True))  # takes seconds
+    models = ModelsUnderTest("tiny", str(make_checkpoint("bert")), (open_artifact(export_checkpoint("bert")),))
+    look_around = functools.cache(lambda: real_look_around(models, Settings(), speed=True))  # takes seconds
     real_look_around = session._look_around
     monkeypatch.setattr(session, "_look_around", lambda *_, **__: look_around())
 
@@ -160,7 +161,7 @@ def test_ctrl_c_keeps_what_was_measured(
                 raise KeyboardInterrupt
 
         workloads = {"first": ["a text", "b"], "second": ["c"]}
-        return run_session(subject, workloads, Settings(rounds=3, only=("sbert-infer",)), tmp_path, progress)
+        return run_session(models, workloads, Settings(rounds=3, only=("sbert-infer",)), tmp_path, progress)
 
     results = interrupted_at("first: round 3 of 3, sbert-infer")
     assert {row.workload for row in results.rows} == {"first"}
@@ -175,33 +176,6 @@ def test_the_checkpoint_must_be_the_artifacts_own(
     make_checkpoint: Callable[..., Path], export_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     artifact = open_artifact(export_checkpoint("bert"))
-    subject = Subject("tiny", str(make_checkpoint("bert", seed=1)), (artifact,))
+    models = ModelsUnderTest("tiny", str(make_checkpoint("bert", seed=1)), (artifact,))
     with pytest.raises(BenchError, match="was not made from"):
-        run_session(subject, {"one": ["a text"]}, Settings(rounds=1), tmp_path)
-
-
-def test_an_artifact_without_its_checkpoint_says_what_to_add(
-    export_checkpoint: Callable[..., Path], tmp_path: Path
-) -> None:
-    with pytest.raises(BenchError, match="add --checkpoint"):
-        open_subject([str(export_checkpoint("bert"))], None, tmp_path)
-
-
-@pytest.mark.parametrize("name", ["model.onnx", "model.int8.onnx"])
-def test_the_checkpoint_beside_the_artifact_is_found(
-    export_checkpoint: Callable[..., Path], tmp_path: Path, name: str
-) -> None:
-    (tmp_path / name).write_bytes(export_checkpoint("bert").read_bytes())
-    (tmp_path / "model").mkdir()
-    assert open_subject([str(tmp_path / name)], None, tmp_path).checkpoint == str(tmp_path / "model")
-
-
-def test_artifacts_of_two_checkpoints_are_refused(export_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    sources = [str(export_checkpoint("bert")), str(export_checkpoint("distilbert"))]
-    with pytest.raises(BenchError, match="different checkpoints"):
-        open_subject(sources, None, tmp_path)
-
-
-def test_a_missing_file_is_not_taken_for_a_hub_id(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match=r"nothing\.onnx does not exist"):
-        open_subject([str(tmp_path / "nothing.onnx")], None, tmp_path)
+        run_session(models, {"one": ["a text"]}, Settings(rounds=1), tmp_path)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sbert_infer.bench import workloads
-from sbert_infer.bench.workloads import WORKLOADS, WorkloadError, make_pairs, make_workload, read_workload
+from sbert_infer.bench.errors import WorkloadError
+from sbert_infer.bench.workloads import WORKLOADS, make_pairs, make_workload, read_workload
 
 LIMITS = {"short": (6, 16), "medium": (30, 60), "long": (150, 400), "mixed": (3, 450)}
 

@@ -1,4 +1,4 @@
-"""A double of an OpenAI embeddings server with faults to order: real HTTP over a real socket, no model behind it."""
+"""A double of an OpenAI embeddings server with faults on demand: real HTTP, but no model."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ DIM = 8
 
 
 def vector_of(text: str) -> npt.NDArray[np.float32]:
-    """Every text's own direction."""
+    """A vector that is unique to the text."""
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
     return np.random.default_rng(seed).standard_normal(DIM).astype(np.float32)
 
 
 @dataclass
 class OpenAIDouble:
-    """Answers one request at a time, each in `service_s`. What else it does is an attribute, free to change."""
+    """Handles one request at a time, in `service_s`. Attributes set its other behaviour."""
 
     service_s: float = 0.0
     max_queue: int = 10**9  # requests; beyond it, 429
-    wrong_every: int = 0  # every n-th answer has another text's vectors
+    wrong_every: int = 0  # every n-th response has another text's vectors
     nan_every: int = 0
-    drop_every: int = 0  # connections closed instead of every n-th answer
+    drop_every: int = 0  # close the connection instead of every n-th response
     fail_every: int = 0  # 500
     longest: int = 10**9  # characters of a text; beyond it, 400
     key: str = ""
@@ -53,7 +53,7 @@ class OpenAIDouble:
         return f"http://127.0.0.1:{self.port}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serve one connection."""
         self.connections += 1
         try:
             while answer := await self._answer(await reader.readuntil(b"\r\n\r\n"), reader):

@@ -1,4 +1,4 @@
-"""The paper in small: made data, few layers, few steps; and what its tables say."""
+"""The paper scaled down: made data, few layers, few steps; and what its tables say."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAIRS, SENTENCES, SAMPLE = 320, 60, 40
 
 @pytest.fixture(scope="module", autouse=True)
 def root_in_path() -> Iterator[None]:
-    """As `python -m examples.paper` has it, run in the root of the repository."""
+    """Import as `python -m examples.paper` does in the root of the repository."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT))
         yield
@@ -40,7 +40,7 @@ def invoke(*arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def trained(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What a run prints that trains one real layer, and the folder it fills."""
+    """Output and folder of a run that trains one real layer."""
     folder = tmp_path_factory.mktemp("paper") / "trained"
     only = [part for name in MODELS for part in ("--only", name)]
     result = invoke("--base", minilm_path, "--layers", 1, "--pairs", PAIRS, *only, "--output", folder)
@@ -50,7 +50,7 @@ def trained(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 @pytest.fixture(scope="module")
 def timed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """The same of a run that measures speed."""
+    """Output and folder of a run that measures speed."""
     folder = tmp_path_factory.mktemp("paper") / "timed"
     sizes = ["--sentences", SENTENCES, "--sample", SAMPLE]
     result = invoke("--base", tiny, *sizes, "--only", "speed", "--output", folder)
@@ -59,7 +59,7 @@ def timed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Pa
 
 
 def table(output: str, title: str) -> list[list[str]]:
-    """The cells of the rows under a title."""
+    """Cells of the rows under a title."""
     lines = output.split(title)[1].split("##")[0].splitlines()
     rows = [line.replace("\\|", "/").strip("| ").split(" | ") for line in lines if line.startswith("| ")]
     return rows[1:]

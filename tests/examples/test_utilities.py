@@ -1,4 +1,4 @@
-"""Search, mining and clustering with the utilities of sentence-transformers, on a few texts with a known answer."""
+"""Search, mining and clustering with sentence-transformers' utilities, on planted texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Example = Callable[..., str]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], minilm_onnx: Path) -> Example:
-    """`run("clustering", file)`: what the example prints, with the real MiniLM."""
+    """`run("clustering", file)` returns what the example prints, with the real MiniLM."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
 
     def call(name: str, *arguments: str | Path) -> str:
@@ -31,7 +31,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], min
 
 @pytest.fixture
 def texts_file(tmp_path: Path) -> Callable[[list[str]], Path]:
-    """A file with these texts, one a line, and duplicates and empty lines between them."""
+    """Write a file with these texts, one per line, a duplicate and empty lines."""
 
     def write(texts: list[str]) -> Path:
         file = tmp_path / "texts.txt"

@@ -1,4 +1,4 @@
-"""Each example as a person runs it, with the real MiniLM and the real store."""
+"""Each example as a user runs it, with the real MiniLM and the real store."""
 
 from __future__ import annotations
 

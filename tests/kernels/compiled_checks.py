@@ -1,6 +1,6 @@
-"""The kernels compiled for real GPUs, as the launchers launch them. Run by test_triton.py in a process of its own.
+"""The kernels compiled for real GPUs, as the launchers launch them: checks of the machine code.
 
-Nothing is run on a GPU: Triton needs none to compile. What is checked is the machine code.
+Run by test_triton.py in a separate process. Nothing runs on a GPU: Triton needs none to compile.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from sbert_infer.kernels import launch
-from sbert_infer.kernels.tiles import Tiles, pick_tiles
+from sbert_infer.kernels.launch import Tiles, pick_tiles
 from tests.kernels.machine_code import problems, ptx_loads, read, sass_loads
 
 TARGETS = [*(GPUTarget("cuda", arch, 32) for arch in (75, 80, 86, 89, 90, 100, 120)), GPUTarget("hip", "gfx942", 64)]
@@ -32,7 +32,7 @@ def test_this_is_the_triton_to_check() -> None:
 
 
 class NoDevice:
-    """Tells Triton which GPU to compile for; each target is a device of its own, so that nothing is mixed up."""
+    """Tell Triton which GPU to compile for. Each target is a device of its own."""
 
     def __init__(self, target: GPUTarget) -> None:
         self.target = target
@@ -49,7 +49,7 @@ class NoDevice:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Launches compile instead, with all that Triton derives from their arguments, and the kernels land here."""
+    """Collect compiled kernels: launches compile instead, as specialized by their arguments."""
     kernels: list[Any] = []
 
     def warmup(kernel: Any, grid: tuple[int, int, int], **arguments: Any) -> None:
@@ -89,7 +89,7 @@ def test_the_code_for(target: GPUTarget, compiled: list[Any]) -> None:
 
 @pytest.mark.parametrize(("width", "dtype"), [(312, F16), (100, F32), (1024, F32), (4096, BF16)], ids=str)
 def test_rows_of_whole_vectors_are_read_in_vectors(width: int, dtype: torch.dtype, compiled: list[Any]) -> None:
-    """Triton by itself only sees multiples of 16 elements."""
+    """On its own, Triton only recognises multiples of 16 elements."""
     launch_padded(torch.zeros(1000, 2, width, dtype=dtype))
     assert problems(read(compiled[0]), other_loads=frozenset({64})) == []
 
@@ -109,7 +109,7 @@ def test_the_assembler_keeps_the_width_of_loads(width: int, compiled: list[Any])
     assert set(in_sass) == set(in_ptx) == {64, 128 if width == 384 else 16}
 
 
-def test_lengths_and_batches_do_not_compile_anew(compiled: list[Any]) -> None:
+def test_lengths_and_batches_do_not_recompile(compiled: list[Any]) -> None:
     for batch, length in [(1000, 1), (1000, 16), (1001, 17), (3000, 30)]:
         launch_padded(torch.zeros(batch, length, 40, dtype=F16))
     assert len({kernel.hash for kernel in compiled}) == 1

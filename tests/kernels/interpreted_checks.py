@@ -1,4 +1,7 @@
-"""The kernels against their twins, in Triton's interpreter. Run by test_triton.py in a process of its own."""
+"""The kernels against their reference, in Triton's interpreter.
+
+Run by test_triton.py in a separate process.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbert_infer.kernels import launch
-from sbert_infer.kernels.launch import launch_mean_pool, launch_mean_pool_spans
-from sbert_infer.kernels.reference import mean_pool_spans_twin, mean_pool_twin
-from sbert_infer.kernels.tiles import CHUNK_TOKENS
+from sbert_infer.kernels.launch import CHUNK_TOKENS, launch_mean_pool, launch_mean_pool_spans
+from sbert_infer.kernels.reference import mean_pool_reference, mean_pool_spans_reference
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
-# Against the twin in FP64: (absolute, relative). FP16 results may be off by their rounding.
+# Against the reference in FP64: (absolute, relative). FP16 results may be off by their rounding.
 TOLERANCES = {F32: (1e-7, 2e-7), F16: (6e-8, 5e-4)}
-SMALL_DEVICE, BIG_DEVICE = (
-    1,
-    10_000,
-)  # multiprocessors: each program walks a whole row; or rows are split among programs
+# Multiprocessors: on one, each program walks a whole row; on many, rows are split among programs.
+SMALL_DEVICE, BIG_DEVICE = 1, 10_000
 
 
 @pytest.fixture(params=[SMALL_DEVICE, BIG_DEVICE], ids=["small device", "big device"])
@@ -61,7 +61,7 @@ def assert_pools(
 ) -> None:
     got = launch_mean_pool(hidden, mask, normalize=normalize, out_dtype=out_dtype)
     assert got.dtype == out_dtype
-    assert_close(got, mean_pool_twin(hidden.double(), mask, out_dtype=torch.float64), normalize)
+    assert_close(got, mean_pool_reference(hidden.double(), mask, out_dtype=torch.float64), normalize)
 
 
 def assert_pools_spans(
@@ -75,11 +75,11 @@ def assert_pools_spans(
 ) -> None:
     got = launch_mean_pool_spans(hidden, starts, ends, longest=longest, normalize=normalize, out_dtype=out_dtype)
     assert got.dtype == out_dtype
-    assert_close(got, mean_pool_spans_twin(hidden.double(), starts, ends, out_dtype=torch.float64), normalize)
+    assert_close(got, mean_pool_spans_reference(hidden.double(), starts, ends, out_dtype=torch.float64), normalize)
 
 
 def assert_close(got: torch.Tensor, mean: torch.Tensor, normalize: bool) -> None:
-    """Unit vectors are compared at the scale of the mean, if that is small: rounding is relative to what was added."""
+    """Compare unit vectors at the scale of a small mean: rounding is relative to what was added."""
     atol, rtol = TOLERANCES[got.dtype]
     wanted, scale = mean, torch.ones(())
     if normalize:
@@ -138,7 +138,7 @@ def test_padding_never_leaks(poison: float, normalize: bool, device: int) -> Non
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize("width", [40, 1031])
 def test_what_is_not_padding_shows(poison: float, width: int, device: int) -> None:
-    """As the twin: a NaN makes its column NaN, and the whole row once that is scaled; no other row."""
+    """A NaN makes its column NaN, or the whole row once it is scaled, but no other row."""
     hidden, mask = random_hidden(3, 5, width), torch.ones(3, 5)
     hidden[1, 2, 3] = poison
     for normalize in (False, True):
@@ -205,7 +205,7 @@ def test_strides_of_the_mask() -> None:
 
 
 def test_offsets_beyond_32_bits() -> None:
-    """Rows lie 2^30 elements apart, so the third starts at element 2^31. Untouched pages take no memory."""
+    """Rows are 2^30 elements apart: the third starts at 2^31. Untouched pages take no memory."""
     memory = torch.empty(2**31 + 64, dtype=F16)
     hidden = memory.as_strided((3, 2, 8), (2**30, 8, 1))
     hidden.copy_(random_hidden(3, 2, 8, dtype=F16))

@@ -1,4 +1,4 @@
-"""What a compiled Triton kernel does, read from its machine code, and what of it a pooling kernel must not do."""
+"""Read what a compiled Triton kernel does from its machine code, and find what it must not do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIN_WIDE_LOADS = 2  # those before the loop, and those in it
 
 @dataclass(frozen=True)
 class MachineCode:
-    """Of one kernel for one GPU."""
+    """The machine code of one kernel for one GPU."""
 
     loads: Counter[int]  # bits of a global load -> how many such instructions
     registers: int
@@ -30,14 +30,14 @@ class MachineCode:
 
 
 def read(kernel: Any) -> MachineCode:
-    """Of a kernel that Triton has compiled: from PTX and cubin on NVIDIA, from the assembly on AMD."""
+    """Read a compiled kernel: from PTX and cubin on NVIDIA, from the assembly on AMD."""
     asm = kernel.asm
     facts = _read_amd(asm["amdgcn"]) if "amdgcn" in asm else _read_nvidia(asm["cubin"], asm["ptx"])
     return MachineCode(*facts, narrow_offsets=tuple(_narrow_offsets(asm["ttir"])))
 
 
 def problems(code: MachineCode, *, other_loads: frozenset[int] = frozenset()) -> list[str]:
-    """What is wrong with a kernel whose hidden states should be read 128 bits at a time.
+    """List what is wrong with a kernel that should read hidden states 128 bits at a time.
 
     `other_loads` are the widths that masks and spans are read with; anything else must be the
     hidden states.
@@ -70,7 +70,7 @@ def ptx_loads(ptx: str) -> Counter[int]:
 
 
 def sass_loads(cubin: bytes) -> Counter[int]:
-    """`LDG.E.128` is a load of 128 bits; one without a width, of 32. Slower to have than the PTX."""
+    """`LDG.E.128` is a load of 128 bits; without a width it is 32. Slower to get than PTX."""
     found = re.findall(r"\bLDG((?:\.\w+)*)", _tool("nvdisasm", "-c", cubin))
     widths = [re.search(r"\.[US]?(8|16|64|128|256)\b", suffixes) for suffixes in found]
     return Counter(int(width.group(1)) if width else 32 for width in widths)
@@ -114,7 +114,7 @@ def _read_amd(assembly: str) -> tuple[Counter[int], int, int, int]:
 
 
 def _narrow_offsets(ttir: str) -> list[str]:
-    """The lines of Triton's IR that add a narrow number to a pointer, or multiply in 32 bits before widening."""
+    """Lines of Triton's IR that add a narrow number to a pointer, or multiply in 32 bits."""
     lines = [line.split(" loc(")[0].strip() for line in ttir.splitlines()]
     adds = [line for line in lines if "tt.addptr" in line and not re.search(r"\bi64$|xi64>$", line)]
     return adds + [line for line in lines if "arith.muli" in line and re.search(r"\bi32$|xi32>$", line)]

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from sbert_infer.kernels.mean_pool import mean_pool, mean_pool_packed, mean_pool_spans
-from sbert_infer.kernels.tiles import CHUNK_TOKENS, pick_split, pick_tiles
 
 HIDDEN = torch.randn(3, 7, 12, generator=torch.Generator().manual_seed(0))
 MASK = torch.tensor([[1, 1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0]])
@@ -160,48 +159,6 @@ except ModuleNotFoundError as error:
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.stdout == "pooling on a GPU needs Triton: pip install triton\n", run.stderr
-
-
-# Tiles --------------------------------------------------------------------------------------------
-
-
-def split(rows: int, length: int | None, width: int = 384, *, normalize: bool = True) -> tuple[tuple[int, ...], bool]:
-    picked = pick_split(
-        rows, width, length, pick_tiles(torch.zeros(1, 1, width)), normalize=normalize, multiprocessors=108
-    )
-    return picked.grid, picked.combine
-
-
-def test_long_rows_are_split_only_where_rows_are_few() -> None:
-    assert split(32, 512) == ((32, 1, 4), True)
-    assert split(32, 513) == ((32, 1, 5), True)
-    assert split(32, CHUNK_TOKENS) == ((32, 1, 1), False)
-    assert split(216, 512) == ((216, 1, 1), False)
-    assert split(32, None) == ((32, 1, 1), False)
-    assert split(1, 10**8)[0] == (1, 1, 65535)  # as much as CUDA allows; the last program takes the rest
-
-
-def test_wide_rows_take_a_second_step_only_for_unit_length() -> None:
-    assert split(500, 64, 4096, normalize=False) == ((500, 4, 1), False)
-    assert split(500, 64, 4096, normalize=True) == ((500, 4, 1), True)
-
-
-def test_loads_are_as_wide_as_the_strides_allow() -> None:
-    def vector(hidden: torch.Tensor) -> int:
-        return pick_tiles(hidden).vector
-
-    assert vector(torch.zeros(2, 3, 384, dtype=torch.float16)) == 8
-    assert vector(torch.zeros(2, 3, 384)) == 4
-    assert vector(torch.zeros(2, 3, 100, dtype=torch.float16)) == 4
-    assert vector(torch.zeros(2, 3, 97, dtype=torch.float16)) == 1
-    assert vector(torch.zeros(2, 384, 3, dtype=torch.float16).mT) == 1
-    assert vector(torch.zeros(2 * 3 * 384 + 1, dtype=torch.float16)[1:].view(2, 3, 384)) == 1  # address not aligned
-    assert vector(torch.zeros(3 * 384, dtype=torch.float16).as_strided((1, 3, 384), (7, 384, 1))) == 8
-
-
-def test_the_order_of_additions_does_not_depend_on_the_batch() -> None:
-    shapes = [(1, 1), (1, 512), (64, 7), (4096, 128)]
-    assert len({pick_tiles(torch.empty(batch, length, 384, dtype=torch.float16)) for batch, length in shapes}) == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -1,4 +1,4 @@
-"""The kernels on a real GPU, against their twins. Without one all of this is skipped, and nothing is known of it."""
+"""The kernels on a real GPU, against their reference. Skipped without one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from sbert_infer.kernels.mean_pool import mean_pool, mean_pool_packed, mean_pool_spans
-from sbert_infer.kernels.reference import mean_pool_spans_twin, mean_pool_twin
+from sbert_infer.kernels.reference import mean_pool_reference, mean_pool_spans_reference
 
 pytestmark = pytest.mark.gpu
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
-TOLERANCES = {F32: (1e-7, 4e-7), F16: (6e-8, 5e-4)}  # against the twin in FP64: (absolute, relative)
+TOLERANCES = {F32: (1e-7, 4e-7), F16: (6e-8, 5e-4)}  # against FP64: (absolute, relative)
 
 
 def random_batch(*shape: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,7 +29,7 @@ def assert_close(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 def assert_pools(hidden: torch.Tensor, mask: torch.Tensor, out_dtype: torch.dtype = F32) -> None:
     for normalize in (False, True):
-        wanted = mean_pool_twin(hidden.double(), mask, normalize=normalize, out_dtype=torch.float64)
+        wanted = mean_pool_reference(hidden.double(), mask, normalize=normalize, out_dtype=torch.float64)
         assert_close(mean_pool(hidden, mask, normalize, out_dtype), wanted)
 
 
@@ -55,7 +55,7 @@ def test_strides(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("shape", [(3, 5, 384), (3, 300, 384), (300, 5, 384), (3, 5, 2000)], ids=str)
 def test_what_is_not_padding_shows(shape: tuple[int, int, int]) -> None:
-    """A NaN makes the whole row NaN once that is scaled, and no other row; an empty row stays zero."""
+    """A NaN makes the whole scaled row NaN, but no other row; an empty row stays zero."""
     hidden, mask = torch.randn(shape, device="cuda"), torch.ones(shape[:2], dtype=torch.bool, device="cuda")
     hidden[1, 2, 3], mask[2] = float("nan"), False
     pooled = mean_pool(hidden, mask, normalize=True)
@@ -69,7 +69,7 @@ def test_what_is_not_padding_shows(shape: tuple[int, int, int]) -> None:
 def test_spans(dtype: torch.dtype, longest: int | None) -> None:
     hidden = torch.randn(1000, 384, device="cuda").add(1).to(dtype)
     starts, ends = torch.tensor([[0, 1000], [5, 6], [3, 400], [7, 7], [9, 3], [-4, 2], [900, 2000]], device="cuda").T
-    wanted = mean_pool_spans_twin(hidden.double(), starts, ends, out_dtype=torch.float64)
+    wanted = mean_pool_spans_reference(hidden.double(), starts, ends, out_dtype=torch.float64)
     assert_close(mean_pool_spans(hidden, starts, ends, longest=longest), wanted)
     assert torch.equal(mean_pool_spans(hidden, starts, ends)[3:5], torch.zeros(2, 384, device="cuda"))
 

@@ -1,7 +1,7 @@
-"""Runs the checks of the Triton kernels, with the Triton that is installed and with a second, current one.
+"""Run the checks of the Triton kernels with the installed Triton and with a second, current one.
 
-Each run is a process of its own: the interpreter is chosen by an environment variable before Triton
-is imported, and must not leak into other tests; and a process can hold one version of Triton only.
+Each run is a separate process: the interpreter is chosen by an environment variable before Triton
+is imported and must not leak into other tests, and a process can hold only one version of Triton.
 """
 
 from __future__ import annotations

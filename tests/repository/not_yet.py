@@ -13,11 +13,7 @@ NOT_YET: dict[str, Any] = {
             "export/reference/bge_m3.py imports sbert_infer.export.verify.parity",
         },
     },
-    "no place": {
-        "sbert_infer.bench": {
-            "errors",
-        },
-    },
+    "no place": {},
     "cycle": {
         "sbert_infer.export.checkpoint: checkpoint, transformer",
         "sbert_infer.export: checkpoint, reference, verify",

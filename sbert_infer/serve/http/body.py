@@ -1,4 +1,7 @@
-"""Reading what a client sends: bounded in bytes, also after decompression, and in time; and noticing that it left."""
+"""Reading a request's body, and noticing that its client has left.
+
+Bodies are bounded in bytes, also after decompression, and in time.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from sbert_infer.serve.http.body_memory import take_room
+from sbert_infer.serve.http.body_memory import reserve
 from sbert_infer.serve.settings import MAX_INPUTS, Settings
 from sbert_infer.serve.wire.problems import Problem, respond
 
-__all__ = ["DRAIN_S", "ClientLeft", "decode", "read_body", "refuse", "while_connected"]
+__all__ = ["ClientLeft", "decode", "read_body", "refuse", "while_connected"]
 
 Result = TypeVar("Result")
 Wanted = TypeVar("Wanted")
 
-# A client gets more time for each byte that has come, so a large body may take long, but a trickle
-# or a pause may not.
+# A client gets more time for each byte that has come: a large body may take long, but a trickle or
+# a pause may not.
 _SLOWEST_BYTES_PER_S = 16 * 2**10
-DRAIN_S = 2.0  # for the rest of a body that nobody wants
-_PIECE_BYTES = 2**20  # to decompress in one go
-_MAX_QUOTES = 2 * (MAX_INPUTS + 100)  # that are not escaped: of all inputs, and of all fields
-# A high one without its low one, or the reverse.
+_DRAIN_S = 2.0  # for the rest of a refused body
+_PIECE_BYTES = 2**20  # to decompress at once
+_MAX_QUOTES = 2 * (MAX_INPUTS + 100)  # that are not escaped: two for each input, and for each field
+# A high surrogate without a low one after it, or a low one without a high one before it.
 _SURROGATE = re.compile(
     rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})(?<!\\)\\u[dD][c-fC-F]"
@@ -37,12 +40,12 @@ _SURROGATE = re.compile(
 _JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;|$)", re.IGNORECASE)
 
 
-class ClientLeft(Exception):  # noqa: N818  it is nobody's error
-    """The client closed the connection before it had its answer."""
+class ClientLeft(Exception):  # noqa: N818  not an error of the server
+    """The client closed the connection before it had its response."""
 
 
 async def read_body(request: Request, settings: Settings) -> bytes:
-    """The body, decompressed."""
+    """Read the body, and decompress it."""
     headers = dict(request.scope["headers"])
     _check_type(headers.get(b"content-type", b""))
     inflate = _Inflate() if _is_compressed(headers.get(b"content-encoding", b"")) else None
@@ -56,29 +59,29 @@ async def read_body(request: Request, settings: Settings) -> bytes:
         more, chunk = message.get("more_body", False), message.get("body", b"")
         received += len(chunk)
         for piece in inflate(chunk) if inflate else (chunk,):
-            take_room(request, len(piece))
+            reserve(request, len(piece))
             body += piece
             if max(received, len(body)) > settings.max_body_bytes:
                 raise _too_large(settings.max_body_bytes, " after decompression" if inflate else "")
             if inflate:
-                await asyncio.sleep(0)  # a turn for others
+                await asyncio.sleep(0)  # let other requests run
     if inflate:
         inflate.finish()
     return bytes(body)
 
 
 async def refuse(problem: Problem, request: Request, max_body_bytes: int) -> Response:
-    """The answer to a request that is not served. What the client still sends is read first, or it would not see it."""
+    """Make the response to a refused request. Its body is read first, or clients may not see it."""
     if not await _drain(request, max_body_bytes):
         problem.headers["connection"] = "close"
     return respond(problem, request.url.path)
 
 
 async def _drain(request: Request, max_bytes: int) -> bool:
-    """Read and forget the rest of a body. False if there is too much."""
+    """Read and drop the rest of a body. Return whether it ended in time."""
     if request.scope.get("sbert.body_read") or request.headers.get("expect"):
         return bool(request.scope.get("sbert.body_read"))
-    until, received = time.monotonic() + DRAIN_S, 0
+    until, received = time.monotonic() + _DRAIN_S, 0
     try:
         while received <= max_bytes:
             message = await _receive(request, until)
@@ -91,9 +94,9 @@ async def _drain(request: Request, max_bytes: int) -> bool:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which is cancelled if the client leaves. The body must have been read."""
+    """Await `work`, which is cancelled if the client leaves. The body must have been read."""
     interruption = _Interruption()
-    lost = request.scope["sbert.when_lost"]  # no task that waits for it: two more tasks cost a tenth of a request
+    lost = request.scope["sbert.when_lost"]  # callbacks: two more tasks would cost a tenth of a request
     lost.add(interruption)
     try:
         return await work
@@ -106,7 +109,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -
 
 
 def decode(body: bytes, wanted: type[Wanted]) -> Wanted:
-    """What a JSON body says, or a problem that names the field."""
+    """Decode a JSON body, or raise a problem that names the field."""
     if not body.strip():
         raise Problem("invalid_json", "the body is empty: send JSON")
     if body.count(b'"') - body.count(b'\\"') > _MAX_QUOTES:  # before millions of strings are made
@@ -124,23 +127,23 @@ def decode(body: bytes, wanted: type[Wanted]) -> Wanted:
         raise Problem(code, message, param=_field(str(error))) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if _SURROGATE.search(body):
-            raise Problem("invalid_json", "the body has half of a character: a lone surrogate, \\ud800 say") from None
+            raise Problem("invalid_json", "the body has half a character: a lone surrogate such as \\ud800") from None
         raise Problem("invalid_json", f"the body is not JSON: {error}") from None
     except RecursionError:
         raise Problem("invalid_json", "the body is nested too deeply") from None
 
 
 class _Inflate:
-    """Gzip, one chunk at a time."""
+    """Decompresses gzip, one chunk at a time."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(wbits=31)
 
     def __call__(self, chunk: bytes) -> Iterator[bytes]:
-        """What a chunk holds, in pieces: a few bytes may be a thousand times as many."""
+        """Decompress a chunk in pieces, since it may hold a thousand times as many bytes."""
         try:
             while chunk:
-                if self._member.eof:  # files that were compressed one by one may follow one another
+                if self._member.eof:  # another member may follow, as in concatenated files
                     self._member = zlib.decompressobj(wbits=31)
                 if piece := self._member.decompress(chunk, _PIECE_BYTES):
                     yield piece
@@ -149,12 +152,13 @@ class _Inflate:
             raise Problem("invalid_json", f"the body is not gzip: {error}") from None
 
     def finish(self) -> None:
+        """Raise a problem if the last member is not complete."""
         if not self._member.eof:
             raise Problem("invalid_json", "the compressed body ends too early")
 
 
 async def _receive(request: Request, until: float) -> Message:
-    if request.scope.get("sbert.has_come"):  # all of it, mostly together with the headers
+    if request.scope.get("sbert.has_come"):  # mostly together with the headers
         message = await request.receive()
     else:
         message = await _receive_until(request, until)
@@ -179,7 +183,7 @@ async def _receive_until(request: Request, until: float) -> Message:
 
 
 class _Interruption:
-    """When called, cancels the task that made it. `happened` tells that from other cancellations."""
+    """Cancels the task that made it when called. `happened` tells that from other cancellations."""
 
     def __init__(self) -> None:
         self.happened = False

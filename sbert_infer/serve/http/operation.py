@@ -1,4 +1,4 @@
-"""An operation: one method of one path, with all that both the router and the description need to know of it."""
+"""Operations: a method of a path, and what the router and /openapi.json need to know about it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-__all__ = ["Handler", "Operation", "make_routes"]
+__all__ = ["READS", "TEI", "Handler", "Operation", "make_routes", "model_operation"]
 
 Handler = Callable[[Request], Awaitable[Response]]
 
+TEI = "text-embeddings-inference"  # the tag of its routes
+# What can go wrong while a body is read, and while a model runs.
 READS = ("invalid_json", "invalid_request", "request_timeout", "body_too_large", "unsupported_media_type", "overloaded")
-RUNS = (*READS, "empty_input", "timeout", "model_unavailable")
+_RUNS = (
+    *READS,
+    "empty_input",
+    "timeout",
+    "model_unavailable",
+    "too_many_inputs",
+    "context_length_exceeded",
+    "text_failed",
+    "model_not_found",
+    "not_supported",
+)
 
 
 @dataclass(frozen=True)
@@ -27,16 +39,36 @@ class Operation:
     tag: str
     summary: str
     handler: Handler
-    answer: Any  # the type of its JSON; None for other media types
+    response: Any  # the type of its JSON; None for other media types
     takes: tuple[Any, ...] = ()  # the types of its JSON body
     problems: tuple[str, ...] = ()
     media_type: str = "application/json"
     example: Any = None  # of a body
     note: str = ""
+    runs_model: bool = False  # so that it is refused while the queue is full
+
+
+def model_operation(
+    path: str,
+    tag: str,
+    summary: str,
+    handler: Handler,
+    response: Any,
+    takes: tuple[Any, ...],
+    *,
+    example: Any,
+    note: str = "",
+    problems: tuple[str, ...] = (),
+) -> Operation:
+    """Make an operation that runs a model: POST, JSON in and out, and the problems they share."""
+    problems = (*_RUNS, *problems)
+    return Operation(
+        "POST", path, tag, summary, handler, response, takes, problems, example=example, note=note, runs_model=True
+    )
 
 
 def make_routes(operations: Iterable[Operation]) -> list[Route]:
-    """One route for each path, whatever its methods."""
+    """Make one route for each path, whatever its methods."""
     by_path: dict[str, dict[str, Handler]] = {}
     for operation in operations:
         by_path.setdefault(operation.path, {})[operation.method] = operation.handler

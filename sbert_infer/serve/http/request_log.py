@@ -1,4 +1,4 @@
-"""Around every request: its id, its line in the log, its place in the metrics, and an answer if all else fails."""
+"""Around every request: its id, its log line, its metrics, and a response if all else fails."""
 
 from __future__ import annotations
 
@@ -11,58 +11,61 @@ import time
 import traceback
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sbert_infer.errors import SbertInferError, TextError, WorkerError
+from sbert_infer.serve.http.auth import OPEN_PATHS, first_header
 from sbert_infer.serve.http.body import ClientLeft
-from sbert_infer.serve.http.headers import first_header
 from sbert_infer.serve.metrics import Metrics
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.wire.problems import Problem, respond
 
-__all__ = ["CLIENT_LEFT", "Record", "Watch", "log_lost", "record_of", "request_id"]
+__all__ = ["Record", "RequestLog", "log_engine_error", "record_of"]
 
 access = logging.getLogger("sbert_infer.serve.access")
 logger = logging.getLogger(__name__)
 
 _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-_POLLED = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})  # each second, by machines
-_PROCESS, _numbers = secrets.token_hex(6), itertools.count(1)  # for ids that no other server gives
-CLIENT_LEFT = 499  # as nginx has it; never sent
+_POLLED = frozenset({*OPEN_PATHS, "/metrics"})  # every second: successes are not logged
+_PROCESS, _numbers = secrets.token_hex(6), itertools.count(1)  # make ids that no other server gives
+_REFUSALS_EVERY_S = 1.0
+_CLIENT_LEFT = 499  # as in nginx; never sent
 
 
 @dataclass
 class Record:
-    """What the log says of a request. No texts, no keys, no query."""
+    """What the log says about a request: no texts, no keys, no query string."""
 
     id: str
     method: str
     path: str
     start: float  # on the monotonic clock
-    status: int = 0  # none yet
-    seconds: float = 0.0  # none yet; until the answer's last byte
+    status: int = 0  # 0: none yet
+    seconds: float = 0.0  # until the response's last byte
     texts: int = 0
     tokens: int = 0
-    bytes: int = 0  # of the answer's body
+    bytes: int = 0  # of the response's body
 
 
 def record_of(request: Request) -> Record:
-    """The record of a request, for what only its handler knows."""
+    """The record of a request, to which its handler adds what only it knows."""
     record: Record = request.scope["sbert.record"]
     return record
 
 
-class Watch:
-    """The outermost middleware."""
+class RequestLog:
+    """The outermost middleware: notes what becomes of each request."""
 
     def __init__(self, app: ASGIApp, routes: Collection[str], models: Models, metrics: Metrics) -> None:
         self._app, self._routes, self._models, self._metrics = app, frozenset(routes), models, metrics
+        self._refusals = 0  # not logged yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on and note what becomes of it."""
-        record = Record(request_id(scope["headers"]), scope["method"], scope["path"], time.monotonic())
+        record = Record(_request_id(scope["headers"]), scope["method"], scope["path"], time.monotonic())
         scope["sbert.record"] = record
 
         async def noting(message: Message) -> None:
@@ -73,15 +76,15 @@ class Watch:
         try:
             await self._app(scope, receive, noting)
         except ClientLeft:
-            record.status = CLIENT_LEFT
-        except asyncio.CancelledError:  # the time to stop is over
+            record.status = _CLIENT_LEFT
+        except asyncio.CancelledError:  # the time to drain is over
             if record.status:
                 raise
             problem = Problem("model_unavailable", "the server is about to stop", retry_after_s=1.0)
             await respond(problem, record.path)(scope, receive, noting)
         except Exception as error:
             _log_unexpected(error, record)
-            if not record.status:  # else half an answer was sent, and uvicorn closes the connection
+            if not record.status:  # else part of a response was sent, and uvicorn closes the connection
                 problem = Problem("internal_error", f"unexpected error; the server's log has it under {record.id}")
                 await respond(problem, record.path)(scope, receive, noting)
         finally:
@@ -98,32 +101,40 @@ class Watch:
             record.bytes += len(message.get("body", b""))
 
     def _finish(self, record: Record) -> None:
-        record.status = record.status or CLIENT_LEFT
+        record.status = record.status or _CLIENT_LEFT
         record.seconds = time.monotonic() - record.start
         route = record.path if record.path in self._routes else "other"
-        self._metrics.note_answer(route, record.status, record.seconds)
-        quiet = record.path in _POLLED and record.status < 400
-        access.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"record": record})
+        self._metrics.count_response(route, record.status, record.seconds)
+        if record.status == HTTPStatus.TOO_MANY_REQUESTS:
+            self._count_refusal()
+        else:
+            quiet = record.path in _POLLED and record.status < HTTPStatus.BAD_REQUEST
+            access.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"record": record})
+
+    def _count_refusal(self) -> None:
+        """Log refusals as one line a second: a line each would cost more than the refusal."""
+        if not self._refusals:
+            asyncio.get_running_loop().call_later(_REFUSALS_EVERY_S, self._log_refusals)
+        self._refusals += 1
+
+    def _log_refusals(self) -> None:
+        logger.warning("refused %d requests with 429: the server is overloaded", self._refusals)
+        self._refusals = 0
 
 
-def log_lost(error: SbertInferError, request: Request) -> None:
-    """The engine's own words for an error whose reason a client does not get to see."""
+def log_engine_error(error: SbertInferError, request: Request) -> None:
+    """Log the reason of an error that its client does not get to see."""
     if isinstance(error, (TextError, WorkerError)):
         logger.warning("request %s: %s", record_of(request).id, error)
 
 
-def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The one that a client has given, if it can be written into a log; otherwise a new one."""
+def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The id that the client has given, if it is safe to log, or a new one."""
     given = first_header(headers, b"x-request-id").decode("latin-1")
-    return given if _SANE_ID.fullmatch(given) else new_id()
-
-
-def new_id() -> str:
-    """For a request whose client has given none."""
-    return f"{_PROCESS}-{next(_numbers):x}"
+    return given if _SANE_ID.fullmatch(given) else f"{_PROCESS}-{next(_numbers):x}"
 
 
 def _log_unexpected(error: Exception, record: Record) -> None:
-    """Where it happened, but not what it says: a message may hold somebody's text."""
+    """Log where an error happened, but not its message, which may hold a client's text."""
     where = "".join(traceback.format_tb(error.__traceback__))
     logger.error("request %s: unexpected %s\n%s", record.id, type(error).__name__, where.rstrip())

@@ -1,4 +1,4 @@
-"""From a request to its handler, and from an error to its answer."""
+"""From a request to its handler, and from an error to its response."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from starlette.types import Receive, Scope, Send
 from sbert_infer.errors import SbertInferError
 from sbert_infer.serve.http.body import refuse
 from sbert_infer.serve.http.operation import Operation, make_routes
-from sbert_infer.serve.http.request_log import log_lost
+from sbert_infer.serve.http.request_log import log_engine_error
 from sbert_infer.serve.wire.problems import Problem, problem_of
 
 __all__ = ["Router"]
 
 
 class Router:
-    """Looks most paths up. Those with a pattern, and what is not there, are left to Starlette's router.
+    """Looks up most paths, and leaves patterns and unknown paths to Starlette's router.
 
-    That one tries pattern after pattern and wraps each request several times: a tenth of what a
-    request costs.
+    Starlette's tries one pattern after the other and wraps each request several times, a tenth of
+    what a request costs.
     """
 
     def __init__(self, operations: Sequence[Operation], max_body_bytes: int) -> None:
@@ -32,17 +32,17 @@ class Router:
             for operation in operations
             if "{" not in operation.path
         }
-        # A redirect would be to whatever host the request names.
+        # A redirect would go to any host that the request names.
         self._others = PatternRouter(make_routes(operations), redirect_slashes=False)
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Respond to a request."""
         request = Request(scope, receive)
         handler = self._handlers.get((scope["method"], scope["path"]))
         try:
             if handler is None:
-                scope["app"] = self  # so that it raises what it does not find
+                scope["app"] = self  # makes Starlette raise if it finds nothing
                 await self._others(scope, receive, send)
                 return
             response = await handler(request)
@@ -52,7 +52,7 @@ class Router:
 
     async def _refusal(self, request: Request, error: Exception) -> Response:
         if isinstance(error, SbertInferError):
-            log_lost(error, request)
+            log_engine_error(error, request)
             error = problem_of(error)
         elif isinstance(error, HTTPException):
             error = _routing_problem(error, request)

@@ -1,4 +1,4 @@
-"""All models that are served: found by name, and opened again on demand."""
+"""All served models: found by name, and reloaded on demand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sbert_infer.artifact.manifest import RERANKER
 from sbert_infer.errors import OverloadedError, SbertInferError
 from sbert_infer.serve.models.served_model import Model
 from sbert_infer.serve.settings import ModelFile, Settings
@@ -21,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Models:
-    """All models, in the order given. The first is for requests that name none."""
+    """All models, in the order given. The first one is the default."""
 
     def __init__(self, settings: Settings, observer: Callable[[str], Observe]) -> None:
         self._any_name = settings.any_model_name
@@ -38,7 +37,7 @@ class Models:
 
     @property
     def values(self) -> dict[str, dict[str, Any]]:
-        """Which values of a request's fields have a meaning here, in words of JSON schema."""
+        """The values that a request's fields may have with these models, as JSON schemas."""
         prompts = {name for model in self._models for name in model.engine.engine.prompts}
         dim = max(model.engine.engine.manifest.dim for model in self._models)
         return {
@@ -49,20 +48,11 @@ class Models:
 
     @property
     def first(self) -> Model:
-        """The default."""
+        """The default model."""
         return self._models[0]
 
-    def first_of(self, kind: str) -> Model:
-        """The first of a kind, for requests that name none; the first of all if there is none of that kind."""
-        return next((model for model in self._models if model.kind == kind), self.first)
-
-    @property
-    def has_rerankers(self) -> bool:
-        """Whether there is one."""
-        return self.has(RERANKER)
-
     def has(self, kind: str) -> bool:
-        """Whether there is one of this kind."""
+        """Whether there is a model of this kind."""
         return any(model.kind == kind for model in self._models)
 
     @property
@@ -71,16 +61,16 @@ class Models:
         return not self.draining and all(model.ready for model in self._models)
 
     def refusal(self) -> OverloadedError | None:
-        """What a request for one text would get now, if every one of them would refuse it."""
+        """The error that a request for one text would get now, if every model would refuse it."""
         refusals = [model.engine.refusal() if model.is_open else None for model in self._models]
         return refusals[0] if all(refusals) else None
 
     def count_refusal(self, refusal: OverloadedError) -> None:
-        """A request was refused in advance. Nobody knows which model it would have been for."""
+        """Count a request that was refused unread. Its model is unknown, so the first has it."""
         self.first.engine.count_refusal(refusal)
 
     async def open(self) -> None:
-        """Open all, one after the other."""
+        """Open all models, one after the other."""
         for model in self._models:
             await model.open()
         self._add_own_names()
@@ -99,32 +89,42 @@ class Models:
             "model_not_found", f"model {name[:80]!r} is not served here, only: {self._listed()}", param="model"
         )
 
+    def find(self, name: str | None, kind: str) -> Model:
+        """The model of this name; by default the first of this kind, or else the first of all."""
+        if name is not None:
+            return self.get(name)
+        return next((model for model in self._models if model.kind == kind), self.first)
+
     @property
     def reloading(self) -> bool:
         """Whether a reload is under way."""
         return self._reloading.locked()
 
     async def reload(self, count: Callable[[str, str], object]) -> None:
-        """Open every file again. The first that can't serve ends it; it and those after it stay as they were."""
+        """Open every file again, and `count` each result.
+
+        The first file that can't be served ends the reload: its model and those after it stay.
+        """
         async with self._reloading:
             for model in self._models:
                 try:
                     await model.open()
-                except Exception as error:  # whatever it is, the old model goes on
+                except Exception as error:  # whatever it is, the old model stays
                     count(model.name, "failed")
-                    message = f"{model.name} was not reloaded, the model opened before goes on: {_reason(error, model)}"
+                    unchanged = f"{model.name} was not reloaded, the model opened before still serves"
+                    message = f"{unchanged}: {_reason(error, model)}"
                     logger.error("%s", message)
                     raise Problem("reload_failed", message) from error
                 count(model.name, "ok")
                 logger.info("reloaded %s", model.name)
 
     async def close(self, drain_s: float) -> None:
-        """Let calls end, and free everything."""
+        """Let calls end for `drain_s`, and free everything."""
         self.draining = True
         await asyncio.gather(*(model.close(drain_s) for model in self._models))
 
     def _add_own_names(self) -> None:
-        """Let each model also answer to the name it was exported with, where no other has it."""
+        """Also serve each model under the name it was exported with, if no other has that name."""
         own = Counter(model.engine.engine.manifest.name for model in self._models)
         for model in self._models:
             name = model.engine.engine.manifest.name
@@ -137,7 +137,7 @@ class Models:
 
 
 def _reason(error: Exception, model: Model) -> str:
-    """Why a file can't be served, without the folder it is in."""
+    """Why a file can't be served, without naming its folder."""
     if isinstance(error, (SbertInferError, ValueError)):
         return str(error).replace(str(model.path), model.path.name)
     reason = error.strerror if isinstance(error, OSError) else None

@@ -1,4 +1,4 @@
-"""One model that is served: opened, called, and replaced by what its file holds now."""
+"""One served model: opened, called, and replaced when its file has changed."""
 
 from __future__ import annotations
 
@@ -30,53 +30,53 @@ _KINDS = {
     RERANKER: "a reranker: use /rerank or /predict",
     SPARSE_ENCODER: "a sparse encoder: use /embed_sparse",
 }
-_CLOSE_S = 2.0  # for what has ended to be freed
-_WARM_S = 600.0  # for the first texts, however little a request may get
+_CLOSE_S = 2.0  # to free memory once calls have ended
+_WARM_S = 600.0  # for the first texts, whatever the timeout of a request
 
-# In the answer to one request for token vectors: some 50 MB of JSON.
+# In one response with token vectors: some 50 MB of JSON.
 _MAX_TOKEN_NUMBERS = 2**22
 
 
 class EncodeOptions(NamedTuple):
-    """What a request asks of the vectors."""
+    """The options of a request for vectors."""
 
-    normalize: bool
-    truncate: bool
+    normalize: bool = False
+    truncate: bool = False
     dimensions: int | None = None
     prompt_name: str | None = None
-    side: Side | None = None  # where long texts are cut, if not where the model has it
+    side: Side | None = None  # where long texts are cut; None: where the model was trained to
 
     @property
     def on_truncate(self) -> OnTruncate:
-        """In the engine's words."""
+        """The value of the engine's `on_truncate`."""
         return "ignore" if self.truncate else "error"
 
 
 class Model:
-    """One artifact under its name. Its engine may be replaced while calls run."""
+    """One artifact and its engine, which may be replaced while calls run."""
 
     def __init__(self, name: str, path: Path, settings: Settings, observe: Observe) -> None:
         self.name, self.path = name, path
-        self.names = [name]  # that it answers to
+        self.names = [name]  # under which it is served
         self.created = int(time.time())
         self._settings, self._observe = settings, observe
         self._engine: AsyncEngine | None = None
-        self._tokenizer: tuple[AsyncEngine, tokenizers.Tokenizer] | None = None  # and whose it is
+        self._tokenizer: tuple[AsyncEngine, tokenizers.Tokenizer] | None = None  # of that engine
         self._leaving: set[AsyncEngine] = set()  # replaced, with calls still to end
-        self._past: Counter[str] = Counter()  # counts of engines that are gone
+        self._past: Counter[str] = Counter()  # counts of closed engines
         self._past_errors: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def engine(self) -> AsyncEngine:
-        """What runs the model now."""
+        """The engine that runs the model now."""
         if self._engine is None:
             raise Problem("model_unavailable", f"model {self.name} is closed", retry_after_s=1.0)
         return self._engine
 
     @property
     def is_open(self) -> bool:
-        """Whether there is anything to ask."""
+        """Whether it has an engine."""
         return self._engine is not None
 
     @property
@@ -95,7 +95,7 @@ class Model:
         return self._settings.max_queue_tokens
 
     async def open(self) -> None:
-        """Open the file as it is now and let new calls use that. If it can't serve, all stays as it was."""
+        """Open the file as it is now, for all new calls. If it can't be served, nothing changes."""
         fresh = await self._open_warm()
         before, self._engine = self._engine, fresh
         self.created = int(time.time())
@@ -106,7 +106,7 @@ class Model:
             task.add_done_callback(self._tasks.discard)
 
     async def encode(self, texts: Sequence[str], options: EncodeOptions) -> Encoded:
-        """The vectors of some texts. No await before the engine has the call, or a reload could lose it."""
+        """Encode texts. No await comes before the engine's call, or a reload could lose it."""
         self.require(ENCODER)
         with _plain_problems:
             return await self.engine.encode_counted(
@@ -119,7 +119,7 @@ class Model:
             )
 
     async def encode_tokens(self, ids: Sequence[Sequence[int]], options: EncodeOptions) -> Encoded:
-        """The vectors of texts that are given as ids of the model's own tokenizer."""
+        """Encode texts that are given as ids of the model's own tokenizer."""
         self.require(ENCODER)
         with _plain_problems:
             return await self.engine.encode_tokens(
@@ -131,7 +131,7 @@ class Model:
             )
 
     async def token_vectors(self, texts: Sequence[str], options: EncodeOptions) -> Encoded:
-        """A vector for each token of each text."""
+        """Encode each token of each text."""
         self.require(ENCODER)
         manifest = self.engine.engine.manifest
         if TOKENS not in manifest.outputs or self.engine.engine.device != "cpu":
@@ -149,7 +149,7 @@ class Model:
             )
 
     async def encode_sparse(self, texts: Sequence[str], options: EncodeOptions) -> Encoded:
-        """The vectors of a sparse encoder. As in `encode`, no await before the engine has the call."""
+        """Encode texts with a sparse encoder. As in `encode`, no await comes before the call."""
         self.require(SPARSE_ENCODER)
         with _plain_problems:
             return await self.engine.encode_sparse(
@@ -157,7 +157,7 @@ class Model:
             )
 
     async def predict(self, pairs: Sequence[Pair], options: EncodeOptions) -> Encoded:
-        """The scores of pairs, before any activation. As in `encode`, no await before the engine has the call."""
+        """Score pairs, without activation. As in `encode`, no await comes before the call."""
         self.require(RERANKER)
         with _plain_problems:
             return await self.engine.predict_counted(
@@ -166,27 +166,27 @@ class Model:
 
     @property
     def kind(self) -> str:
-        """A sentence encoder or a reranker."""
+        """A sentence encoder, a sparse encoder or a reranker."""
         return self.engine.engine.manifest.kind
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What a reranker's scores are for."""
+        """The labels of a reranker's scores."""
         return self.engine.engine.manifest.labels
 
     def require(self, kind: str) -> None:
-        """Refuse a route for another kind of model."""
+        """Raise a problem if the model is of another kind."""
         if self.kind != kind:
             raise Problem("not_supported", f"model {self.name} is {_KINDS[self.kind]}")
 
     @property
     def similarity(self) -> str:
-        """How its vectors are to be compared."""
+        """The similarity that its vectors were trained for."""
         return self.engine.engine.manifest.similarity
 
     @property
     def tokenizer(self) -> tokenizers.Tokenizer:
-        """A copy of the model's tokenizer that cuts nothing. Takes a moment the first time: for other threads."""
+        """A copy of the tokenizer without truncation. Slow at first: not for the event loop."""
         engine, known = self.engine, self._tokenizer
         if known is None or known[0] is not engine:
             tokenizer = tokenizers.Tokenizer.from_str(engine.engine.tokenizer.to_str())
@@ -195,11 +195,11 @@ class Model:
         return known[1]
 
     def prompt(self, name: str | None) -> str:
-        """The prompt of this name, or none. `check` has seen that there is one."""
+        """The prompt of this name, which must exist (see `check`), or none."""
         return "" if name is None else self.engine.engine.prompts[name]
 
     def check(self, options: EncodeOptions) -> None:
-        """Refuse options that this model does not have."""
+        """Raise a problem for options that this model does not have."""
         prompts, dim = self.engine.engine.prompts, self.engine.engine.manifest.dim
         if options.prompt_name is not None and options.prompt_name not in prompts:
             message = (
@@ -211,18 +211,18 @@ class Model:
             raise Problem("invalid_request", message, param="dimensions")
 
     def stats(self) -> AsyncStats:
-        """What the current engine does now."""
+        """Counters and gauges of the current engine."""
         return self.engine.stats()
 
     def counts(self) -> tuple[Counter[str], Counter[str]]:
-        """All that was counted since the start, and errors by the name of the exception, over all engines."""
+        """Counts since the start over all engines, and those of errors by the exception's name."""
         total, errors = Counter(self._past), Counter(self._past_errors)
         for engine in (*self._leaving, self.engine):
             _add_counts(engine.stats(), total, errors)
         return total, errors
 
     async def close(self, drain_s: float) -> None:
-        """Let calls end, and free everything."""
+        """Let calls end for `drain_s`, and free everything."""
         leaving = [] if self._engine is None else [asyncio.ensure_future(self._engine.close(drain_s))]
         if leaving or self._tasks:
             await asyncio.wait([*leaving, *self._tasks], timeout=drain_s + _CLOSE_S)
@@ -244,7 +244,7 @@ class Model:
             timeout_s=settings.timeout_s,
             observe=observe,
         )
-        # Opening a plan may take minutes, which nobody should have to wait for at the end.
+        # Opening a plan may take minutes, and the end of the process must not wait for it.
         engine = await asyncio.wrap_future(in_daemon_thread("sbert-serve-open", open_engine))
         try:
             longest = engine.engine.manifest.max_length
@@ -258,7 +258,7 @@ class Model:
             raise
         is_warm.set()
         stats = engine.stats()
-        self._past.subtract({name: getattr(stats, name) for name in _COUNTS})  # nobody asked for these
+        self._past.subtract({name: getattr(stats, name) for name in _COUNTS})  # the warm-up is no client's request
         return engine
 
     async def _retire(self, engine: AsyncEngine) -> None:
@@ -268,7 +268,7 @@ class Model:
 
 
 async def _run_once(engine: AsyncEngine) -> None:
-    """Something ordinary, to see that the model runs."""
+    """Run the model on an ordinary text, to see that it works."""
     text, kind = "An ordinary sentence, to see that the model runs.", engine.engine.manifest.kind
     if kind == RERANKER:
         await engine.predict_counted([("An ordinary question?", text)], on_truncate="ignore", timeout_s=_WARM_S)
@@ -279,7 +279,7 @@ async def _run_once(engine: AsyncEngine) -> None:
 
 
 class _PlainProblems:
-    """A context in which what an engine says of a wrong call is for whoever sent it. No generator, for its cost."""
+    """A context that turns an engine's `ValueError` into a problem. A generator costs more."""
 
     def __enter__(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Routes for those who look after the server: health, metrics, reload, pages."""
+"""Routes for operators: health, metrics, reload, pages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.serve.wire.responses import json_response
 from sbert_infer.serve.wire.schemas import Health, Reload, Reloaded
 
-__all__ = ["Probes"]
+__all__ = ["Admin"]
 
 _PAGES = Path(__file__).parent / "pages"
-# The pages are one file each, and may talk to nobody but this server.
+# The pages are one file each, and may talk to this server only.
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; connect-src 'self'; img-src 'self' data:; "
     "script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -31,14 +31,14 @@ _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _HTML = "text/html; charset=utf-8"
 
 
-class Probes:
-    """The handlers, and what there is to know of them."""
+class Admin:
+    """The handlers of these routes."""
 
     def __init__(self, models: Models, settings: Settings, metrics: Metrics) -> None:
         self._models, self._settings, self._metrics = models, settings, metrics
 
     def operations(self) -> list[Operation]:
-        """What is served."""
+        """The operations on these routes."""
         unready = ("model_unavailable",)
         return [
             Operation("GET", "/health/live", "Health", "Is the process alive?", self.live, Health),
@@ -55,18 +55,18 @@ class Probes:
                 self.reload,
                 Reload,
                 problems=("forbidden", "reload_failed"),
-                note="Needs a server with keys. Requests go on meanwhile; a file that can't be served changes nothing.",
+                note="Needs a server with keys. Requests are served meanwhile; a bad file changes nothing.",
             ),
             Operation("GET", "/", "Pages", "The live page", self.page("live.html"), None, media_type=_HTML),
             Operation("GET", "/docs", "Pages", "The routes, to read", self.page("docs.html"), None, media_type=_HTML),
         ]
 
     async def live(self, request: Request) -> Response:
-        """Always, while the event loop turns."""
+        """Respond, which shows that the event loop runs."""
         return json_response(Health("live"))
 
     async def ready(self, request: Request) -> Response:
-        """Whether all models take calls, and the server is not about to stop."""
+        """Respond 200 if all models take calls and the server is not about to stop."""
         if self._models.ready:
             return json_response(Health("ready"))
         missing = ", ".join(model.name for model in self._models if not model.ready)
@@ -74,7 +74,7 @@ class Probes:
         raise Problem("model_unavailable", reason, retry_after_s=1.0)
 
     async def metrics(self, request: Request) -> Response:
-        """All counters and gauges."""
+        """Show all metrics."""
         return Response(self._metrics.render(), headers={"content-type": _PROMETHEUS})
 
     async def reload(self, request: Request) -> Response:
@@ -82,17 +82,17 @@ class Probes:
         if not self._settings.keys:
             raise Problem("forbidden", "reload over HTTP needs a server with keys (see --api-key-file); or send SIGHUP")
         if not request.headers.get("authorization", "").lower().startswith("bearer "):
-            # A browser sends Basic by itself, also for a form on somebody else's page.
+            # A browser sends Basic by itself, even for a form on another site's page.
             raise Problem("forbidden", "reload needs the key as a bearer token: Authorization: Bearer KEY")
         if self._models.reloading:
-            raise Problem("reload_failed", "a reload is under way: wait for it to end")
+            raise Problem("reload_failed", "a reload is in progress: wait for it to end")
         await self._models.reload(self._metrics.count_reload)
         done = [Reloaded(model.name, model.engine.engine.manifest.weights_sha256) for model in self._models]
         return json_response(Reload(done))
 
     @staticmethod
     def page(name: str) -> Handler:
-        """The handler of a page, which is read from disk once."""
+        """Make the handler of a page, which is read from disk once."""
         text = (_PAGES / name).read_bytes()
 
         async def handler(request: Request) -> Response:

@@ -1,10 +1,10 @@
-"""From a request's body to vectors: what both dialects share."""
+"""From a request's body to vectors: what the dialects share."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 
@@ -16,27 +16,36 @@ from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.serve.wire.schemas import Direction
 from sbert_infer.types import Encoded, Side
 
-__all__ = ["Inputs", "check_sizes", "decode_inputs", "encode", "truncation", "truncation_headers", "whole"]
+__all__ = [
+    "as_list",
+    "check_sizes",
+    "decode_inputs",
+    "encode",
+    "run_model",
+    "tei_options",
+    "truncation_headers",
+    "whole",
+]
 
 Inputs = str | Sequence[str] | Sequence[int | list[int]]
 Texts = TypeVar("Texts")
 Ids = TypeVar("Ids")
 
 _REFUSED = (
-    "token ids are not accepted: those of another tokenizer, such as tiktoken's, would give wrong vectors in silence. "
+    "token ids are not accepted: those of another tokenizer, such as tiktoken's, would silently give wrong vectors. "
     "Send texts (langchain: OpenAIEmbeddings(check_embedding_ctx_length=False)), or, if the ids are of this model's "
     "own tokenizer, start the server with --allow-token-ids"
 )
-# Of a text. A long one is cut before it is tokenized, but where that can't be done, in a million
-# spaces say, the tokenizer takes 100 bytes and 2 microseconds for each.
+# In one text. A long one is cut before it is tokenized, but where that is not possible, as in a
+# million spaces, the tokenizer takes 100 bytes and 2 microseconds for each.
 _MAX_CHARACTERS = 2**20
-# Where a number is the first input, or the first in it, or in one of the next if those are empty:
-# of a few, for each takes memory. In a text, the quotes would be escaped.
+# Matches if the first input is a number or a list that begins with one. Up to 16 empty lists before
+# it are skipped, no more, since each takes memory. Inside a text, the quotes would be escaped.
 _IDS = re.compile(rb'"inputs?"\s*:\s*\[(\s*\[\s*\]\s*,){0,16}\s*(\[\s*)?-?\d')
 
 
 def decode_inputs(body: bytes, texts: type[Texts], ids: type[Ids], allow_token_ids: bool) -> Texts | Ids:
-    """The request in a body, of texts or of token ids."""
+    """Decode a body that holds texts or token ids."""
     try:
         return decode(body, texts)
     except Problem as problem:
@@ -50,31 +59,34 @@ def decode_inputs(body: bytes, texts: type[Texts], ids: type[Ids], allow_token_i
 
 
 async def encode(request: Request, model: Model, inputs: Inputs, options: EncodeOptions) -> Encoded:
-    """The vectors of a request, [texts, dim]. The work is dropped if the client leaves."""
+    """Encode a request's texts or token ids to vectors, [texts, dim]."""
     model.check(options)
-    record = record_of(request)
     if isinstance(inputs, str):
         inputs = [inputs]
     if isinstance(inputs[0], str):
         texts = [text for text in inputs if isinstance(text, str)]
-        record.texts = len(texts)
         check_sizes(texts)
-        encoded = await while_connected(request, model.encode(texts, options))
-    else:
-        ids = _id_lists(inputs, options)
-        record.texts = len(ids)
-        encoded = await while_connected(request, model.encode_tokens(ids, options))
-    record.tokens = encoded.tokens
-    return encoded
+        return await run_model(request, len(texts), model.encode(texts, options))
+    ids = _id_lists(inputs, options)
+    return await run_model(request, len(ids), model.encode_tokens(ids, options))
+
+
+async def run_model(request: Request, texts: int, work: Coroutine[Any, Any, Encoded]) -> Encoded:
+    """Await a model's work, cancelled if the client leaves, and note its size for the log."""
+    record = record_of(request)
+    record.texts = texts
+    result = await while_connected(request, work)
+    record.tokens = result.tokens
+    return result
 
 
 def truncation_headers(encoded: Encoded) -> dict[str, str]:
-    """How many texts were cut, for those who look."""
+    """The header that says how many texts were cut, if any."""
     return {"x-truncated-texts": str(encoded.truncated)} if encoded.truncated else {}
 
 
 def whole(number: float | None) -> int | None:
-    """A whole number, which JSON may have as 64.0."""
+    """Convert a whole number, which JSON may have as 64.0."""
     return None if number is None else int(number)
 
 
@@ -83,16 +95,29 @@ class _Truncating(Protocol):
     truncation_direction: Direction | None
 
 
-def truncation(asked: _Truncating, settings: Settings) -> tuple[bool, Side | None]:
-    """Whether a request of TEI's has long texts cut, and where, in the engine's words."""
+def tei_options(
+    asked: _Truncating,
+    settings: Settings,
+    *,
+    prompt_name: str | None = None,
+    normalize: bool = False,
+    dimensions: int | None = None,
+) -> EncodeOptions:
+    """The options of a request in TEI's dialect, truncation included."""
     truncate = settings.auto_truncate if asked.truncate is None else asked.truncate
-    if asked.truncation_direction is None:
-        return truncate, None
-    return truncate, "left" if asked.truncation_direction.lower() == "left" else "right"
+    side: Side | None = None
+    if asked.truncation_direction is not None:
+        side = "left" if asked.truncation_direction.lower() == "left" else "right"
+    return EncodeOptions(normalize, truncate, dimensions, prompt_name, side)
+
+
+def as_list(inputs: str | list[str]) -> list[str]:
+    """One text or several, as a list."""
+    return [inputs] if isinstance(inputs, str) else inputs
 
 
 def check_sizes(texts: Sequence[str]) -> None:
-    """Refuse a text that is too long to be read at all."""
+    """Refuse a text that is too long to be tokenized at all."""
     for index, text in enumerate(texts):
         if len(text) > _MAX_CHARACTERS:
             message = f"input {index} has {len(text)} characters, at most {_MAX_CHARACTERS} are read: shorten it"

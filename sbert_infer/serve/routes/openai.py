@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sbert_infer.serve.http.body import read_body
-from sbert_infer.serve.http.operation import RUNS, Operation
+from sbert_infer.serve.http.operation import Operation, model_operation
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import EncodeOptions, Model
 from sbert_infer.serve.routes.handle import decode_inputs, encode, truncation_headers, whole
@@ -30,28 +30,26 @@ Vectors = npt.NDArray[np.float32]
 
 
 class OpenAI:
-    """The handlers, and what there is to know of them."""
+    """The handlers of these routes."""
 
     def __init__(self, models: Models, settings: Settings) -> None:
         self._models, self._settings = models, settings
 
     def operations(self) -> list[Operation]:
-        """What is served."""
+        """The operations on these routes."""
         takes = (EmbeddingRequest, TokenEmbeddingRequest) if self._settings.allow_token_ids else (EmbeddingRequest,)
-        problems = ("too_many_inputs", "context_length_exceeded", "token_ids_refused", "text_failed", "model_not_found")
         return [
-            Operation(
-                "POST",
+            model_operation(
                 "/v1/embeddings",
                 "OpenAI",
                 "Embed texts",
                 self.embeddings,
                 EmbeddingList,
                 takes,
-                (*RUNS, *problems, "not_supported"),
                 example={"input": ["A cat sat.", "A feline was sitting."], "model": self._models.first.name},
                 note="All texts or none: an input that can't be embedded is named by its index. Vectors have length 1, "
                 "unless the model was trained for another similarity than cosine and `dimensions` is not given.",
+                problems=("token_ids_refused",),
             ),
             Operation("GET", "/v1/models", "OpenAI", "List the models", self.list_models, ModelList),
             Operation(
@@ -78,15 +76,16 @@ class OpenAI:
         )
         encoded = await encode(request, model, asked.input, options)
         data = await json_array(encoded.vectors, _base64 if asked.encoding_format == "base64" else _numbers)
-        answer = EmbeddingList(data, model.name, Usage(encoded.tokens, encoded.tokens))  # type: ignore[arg-type]  # Raw
-        return json_response(answer, truncation_headers(encoded))
+        usage = Usage(encoded.tokens, encoded.tokens)
+        content = EmbeddingList(data, model.name, usage)  # type: ignore[arg-type]  # `data` is encoded already
+        return json_response(content, truncation_headers(encoded))
 
     async def list_models(self, request: Request) -> Response:
-        """All models, by all their names."""
+        """List all models under all their names."""
         return json_response(ModelList([_entry(model, name) for model in self._models for name in model.names]))
 
     async def one_model(self, request: Request) -> Response:
-        """A model by its name."""
+        """Look up a model by its name."""
         name = request.path_params["name"]
         return json_response(_entry(self._models.get(name), name))
 

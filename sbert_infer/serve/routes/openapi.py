@@ -1,4 +1,4 @@
-"""The description at /openapi.json, made from the very operations and types that serve."""
+"""The description at /openapi.json, made from the operations and types that serve the requests."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ _RETRY = {
 
 
 def describe(operations: Sequence[Operation], values: Values, *, with_keys: bool) -> dict[str, Any]:
-    """An OpenAPI 3.1 description. `values` narrow what the fields of these names may be, by the models served."""
-    types = [kind for operation in operations for kind in (operation.answer, *operation.takes) if kind is not None]
+    """Make an OpenAPI 3.1 description.
+
+    `values` are schemas by field name that narrow the fields of requests to what the models allow.
+    """
+    types = [kind for operation in operations for kind in (operation.response, *operation.takes) if kind is not None]
     schemas, components = msgspec.json.schema_components([*types, OpenAIErrorBody, TeiError], ref_template=_REF)
     for schema in components.values():
         for name, field in schema.get("properties", {}).items():
@@ -76,18 +79,18 @@ def _describe_one(operation: Operation, by_type: dict[str, Any], with_keys: bool
 
 
 def _responses(operation: Operation, by_type: dict[str, Any], with_keys: bool) -> dict[str, Any]:
-    schema = {"type": "string"} if operation.answer is None else by_type[repr(operation.answer)]
-    answers = {"200": {"description": "OK", "content": {operation.media_type.split(";")[0]: {"schema": schema}}}}
+    schema = {"type": "string"} if operation.response is None else by_type[repr(operation.response)]
+    responses = {"200": {"description": "OK", "content": {operation.media_type.split(";")[0]: {"schema": schema}}}}
     codes = [*operation.problems, *(["invalid_api_key"] if with_keys else []), "internal_error"]
     for status, group in _by_status(codes, is_openai(operation.path)).items():
         error = OpenAIErrorBody if is_openai(operation.path) else TeiError
         reference = {"$ref": _REF.format(name=error.__name__)}
-        answers[str(status)] = {
+        responses[str(status)] = {
             "description": f"{HTTPStatus(status).phrase}: {', '.join(group)}",
             "content": {"application/json": {"schema": reference}},
             **({"headers": _RETRY} if status in (429, 503) else {}),
         }
-    return answers
+    return responses
 
 
 def _by_status(codes: Iterable[str], openai: bool) -> dict[int, list[str]]:

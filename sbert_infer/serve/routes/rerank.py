@@ -11,12 +11,11 @@ from starlette.responses import Response
 
 from sbert_infer.artifact.manifest import RERANKER
 from sbert_infer.reranker import activate, softmax
-from sbert_infer.serve.http.body import decode, read_body, while_connected
-from sbert_infer.serve.http.operation import RUNS, Operation
-from sbert_infer.serve.http.request_log import record_of
+from sbert_infer.serve.http.body import decode, read_body
+from sbert_infer.serve.http.operation import TEI, Operation, model_operation
 from sbert_infer.serve.models.registry import Models
-from sbert_infer.serve.models.served_model import EncodeOptions, Model
-from sbert_infer.serve.routes.handle import check_sizes, truncation, truncation_headers
+from sbert_infer.serve.models.served_model import Model
+from sbert_infer.serve.routes.handle import check_sizes, run_model, tei_options, truncation_headers
 from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.serve.wire.responses import as_numbers, json_response
@@ -27,45 +26,35 @@ __all__ = ["Reranking"]
 
 Scores = npt.NDArray[np.float32]
 
-_TAG = "text-embeddings-inference"
-
 
 class Reranking:
-    """The handlers, and what there is to know of them."""
+    """The handlers of these routes."""
 
     def __init__(self, models: Models, settings: Settings) -> None:
         self._models, self._settings = models, settings
 
     def operations(self) -> list[Operation]:
-        """What is served."""
-        problems = ("too_many_inputs", "context_length_exceeded", "text_failed", "model_not_found", "not_supported")
-        runs = (*RUNS, *problems)
-        query = {"query": "Who sat on the mat?", "texts": ["A cat sat on the mat.", "Rain falls."]}
-        pair = {"inputs": [["Who sat on the mat?", "A cat sat on the mat."]]}
+        """The operations on these routes."""
         return [
-            Operation(
-                "POST",
+            model_operation(
                 "/rerank",
-                _TAG,
+                TEI,
                 "Sort texts by a query",
                 self.rerank,
                 list[Rank],
                 (RerankRequest,),
-                runs,
-                example=query,
+                example={"query": "Who sat on the mat?", "texts": ["A cat sat on the mat.", "Rain falls."]},
                 note="For rerankers with one label. The best text first; scores from 0 to 1 unless `raw_scores`.",
             ),
-            Operation(
-                "POST",
+            model_operation(
                 "/predict",
-                _TAG,
+                TEI,
                 "Score pairs of texts",
                 self.predict,
                 list[Prediction | list[Prediction]],
                 (PredictRequest,),
-                runs,
-                example=pair,
-                note="For rerankers. One pair, or a list of pairs; of each, the likeliest label first.",
+                example={"inputs": [["Who sat on the mat?", "A cat sat on the mat."]]},
+                note="For rerankers. One pair, or a list of pairs; for each, the likeliest label first.",
             ),
         ]
 
@@ -73,14 +62,10 @@ class Reranking:
         """Sort texts by their score with a query."""
         return await self.rerank_body(request, await read_body(request, self._settings))
 
-    async def predict(self, request: Request) -> Response:
-        """Score pairs."""
-        return await self.predict_body(request, await read_body(request, self._settings))
-
     async def rerank_body(self, request: Request, body: bytes) -> Response:
         """As `rerank`, for a body that was read."""
         asked = decode(body, RerankRequest)
-        model = self._model(asked.model)
+        model = self._models.find(asked.model, RERANKER)
         if model.kind == RERANKER and len(model.labels) > 1:
             raise Problem("not_supported", f"model {model.name} has {len(model.labels)} labels: use /predict")
         scored = await self._score(request, model, [(asked.query, text) for text in asked.texts], asked)
@@ -90,43 +75,33 @@ class Reranking:
         order = np.argsort(-scores, kind="stable").tolist()
         return json_response([Rank(i, numbers[i][0], texts[i]) for i in order], truncation_headers(scored))
 
-    async def predict_body(self, request: Request, body: bytes) -> Response:
-        """As `predict`, for a body that was read."""
-        asked = decode(body, PredictRequest)
-        model = self._model(asked.model)
+    async def predict(self, request: Request) -> Response:
+        """Score pairs."""
+        asked = decode(await read_body(request, self._settings), PredictRequest)
+        model = self._models.find(asked.model, RERANKER)
         pairs, single = _pairs(asked.inputs)
         scored = await self._score(request, model, pairs, asked)
         rows = as_numbers(_activated(scored.vectors, asked.raw_scores))
         labels = [sorted(map(Prediction, row, model.labels), key=lambda item: -item.score) for row in rows]
         return json_response(labels[0] if single else labels, truncation_headers(scored))
 
-    def _model(self, name: str | None) -> Model:
-        return self._models.first_of(RERANKER) if name is None else self._models.get(name)
-
     async def _score(
         self, request: Request, model: Model, pairs: list[Pair], asked: RerankRequest | PredictRequest
     ) -> Encoded:
-        """The scores before the activation, [pairs, labels]. The work is dropped if the client leaves."""
-        model.require(RERANKER)
-        record = record_of(request)
-        record.texts = len(pairs)
+        """The scores before the activation, [pairs, labels]."""
         check_sizes([max(pair, key=len) for pair in pairs])
-        truncate, side = truncation(asked, self._settings)
-        options = EncodeOptions(normalize=False, truncate=truncate, side=side)
-        scored = await while_connected(request, model.predict(pairs, options))
-        record.tokens = scored.tokens
-        return scored
+        return await run_model(request, len(pairs), model.predict(pairs, tei_options(asked, self._settings)))
 
 
 def _activated(scores: Scores, raw: bool) -> Scores:
-    """As text-embeddings-inference does, whatever the model's own activation: sigmoid, or softmax of several labels."""
+    """Apply sigmoid, or softmax if there are several labels, as TEI does for every model."""
     if raw:
         return scores
     return softmax(scores) if scores.shape[1] > 1 else activate(scores, "sigmoid")
 
 
 def _pairs(inputs: Sequence[str | list[str]]) -> tuple[list[Pair], bool]:
-    """The pairs, and whether it was one pair alone."""
+    """The pairs, and whether the request was for a single one."""
     single = all(isinstance(item, str) for item in inputs)
     items = [[item for item in inputs if isinstance(item, str)]] if single else inputs
     for index, item in enumerate(items):

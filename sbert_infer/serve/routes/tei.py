@@ -1,4 +1,4 @@
-"""The routes of text-embeddings-inference: /embed, /similarity, /tokenize, /info and POST /."""
+"""The routes of text-embeddings-inference for sentence encoders, POST /, /tokenize and /info."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ from starlette.responses import Response
 from sbert_infer import __version__
 from sbert_infer.artifact.manifest import ENCODER, RERANKER
 from sbert_infer.serve.http.body import decode, read_body, while_connected
-from sbert_infer.serve.http.operation import READS, RUNS, Operation
-from sbert_infer.serve.http.request_log import record_of
+from sbert_infer.serve.http.operation import READS, TEI, Operation, model_operation
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import EncodeOptions, Model
-from sbert_infer.serve.routes.cards import card_of
-from sbert_infer.serve.routes.handle import check_sizes, decode_inputs, encode, truncation, truncation_headers, whole
+from sbert_infer.serve.routes.handle import (
+    as_list,
+    check_sizes,
+    decode_inputs,
+    encode,
+    run_model,
+    tei_options,
+    truncation_headers,
+    whole,
+)
 from sbert_infer.serve.routes.rerank import Reranking
 from sbert_infer.serve.settings import MAX_INPUTS, Settings
 from sbert_infer.serve.wire.problems import Problem
@@ -26,10 +33,10 @@ from sbert_infer.serve.wire.schemas import (
     EmbedAllRequest,
     EmbedRequest,
     Info,
+    ModelCard,
     Rank,
     RerankRequest,
     RootRequest,
-    SimilarityInputs,
     SimilarityOptions,
     SimilarityRequest,
     Token,
@@ -41,125 +48,123 @@ from sbert_infer.types import Encoded
 
 __all__ = ["Tei"]
 
-_TAG = "text-embeddings-inference"
-# To tokenize in one request: each token takes some 60 bytes of the answer, and 500 of memory until
-# it is sent.
+# To tokenize in one request: each token takes some 60 bytes of the response, and 500 of memory
+# until it is sent.
 _MAX_CHARACTERS = 2**17
+
+_TEXTS = {"inputs": ["A cat sat.", "A feline was sitting."]}
+_PAIR = {"inputs": {"source_sentence": "A cat sat.", "sentences": ["A feline was sitting.", "Rain falls."]}}
 
 
 class Tei:
-    """The handlers, and what there is to know of them."""
+    """The handlers of these routes."""
 
     def __init__(self, models: Models, settings: Settings) -> None:
         self._models, self._settings = models, settings
         self._reranking = Reranking(models, settings)
+        self._takes = (EmbedRequest, TokenEmbedRequest) if settings.allow_token_ids else (EmbedRequest,)
 
     def operations(self) -> list[Operation]:
-        """What is served."""
-        ids = (TokenEmbedRequest,) if self._settings.allow_token_ids else ()
-        problems = ("too_many_inputs", "context_length_exceeded", "token_ids_refused", "text_failed", "model_not_found")
-        runs = (*RUNS, *problems, "not_supported")
-        ranks = self._models.has_rerankers
-        texts = {"inputs": ["A cat sat.", "A feline was sitting."]}
-        pair = {"inputs": {"source_sentence": "A cat sat.", "sentences": ["A feline was sitting.", "Rain falls."]}}
-        vectors, numbers, tokens = list[list[float]], list[float], list[list[Token]]
+        """The operations on these routes."""
         return [
-            Operation(
-                "POST", "/embed", _TAG, "Embed texts", self.embed, vectors, (EmbedRequest, *ids), runs, example=texts
+            model_operation(
+                "/embed",
+                TEI,
+                "Embed texts",
+                self.embed,
+                list[list[float]],
+                self._takes,
+                example=_TEXTS,
+                problems=("token_ids_refused",),
             ),
-            Operation(
-                "POST",
+            model_operation(
                 "/embed_all",
-                _TAG,
+                TEI,
                 "Embed each token",
                 self.embed_all,
                 list[list[list[float]]],
                 (EmbedAllRequest,),
-                (*runs, "not_supported"),
-                example=texts,
+                example=_TEXTS,
                 note="For models exported with `--outputs sentence,tokens`; special tokens included.",
             ),
-            Operation(
-                "POST",
+            model_operation(
                 "/similarity",
-                _TAG,
+                TEI,
                 "Compare a sentence with others",
                 self.similarity,
-                numbers,
+                list[float],
                 (SimilarityRequest,),
-                runs,
-                example=pair,
+                example=_PAIR,
                 note="Cosine similarity.",
             ),
+            *self._other_operations(),
+        ]
+
+    def _other_operations(self) -> list[Operation]:
+        """Those that run no model, or whose kind the body decides."""
+        ranks = self._models.has(RERANKER)
+        return [
             Operation(
                 "POST",
                 "/tokenize",
-                _TAG,
+                TEI,
                 "Tokenize texts",
                 self.tokenize,
-                tokens,
+                list[list[Token]],
                 (TokenizeRequest,),
                 (*READS, "empty_input", "too_many_inputs", "model_not_found"),
-                example=texts,
+                example=_TEXTS,
             ),
-            Operation(
-                "POST",
+            model_operation(
                 "/",
-                _TAG,
+                TEI,
                 "Embed or compare",
                 self.root,
                 list[list[float] | float | Rank] if ranks else list[list[float] | float],
-                (EmbedRequest, SimilarityRequest, *ids, *((RerankRequest,) if ranks else ())),
-                runs,
-                example=texts,
+                (*self._takes, SimilarityRequest, *((RerankRequest,) if ranks else ())),
+                example=_TEXTS,
                 note="For huggingface_hub: as `/embed`, or as `/similarity` if `inputs` has a `source_sentence`.",
+                problems=("token_ids_refused",),
             ),
-            Operation("GET", "/info", _TAG, "What is served", self.info, Info),
+            Operation("GET", "/info", TEI, "What is served", self.info, Info),
         ]
 
     async def embed(self, request: Request) -> Response:
         """Embed texts."""
-        body = await read_body(request, self._settings)
-        asked = decode_inputs(body, EmbedRequest, TokenEmbedRequest, self._settings.allow_token_ids)
-        return await self._embed(request, asked)
+        return await self._embed(request, await read_body(request, self._settings))
 
     async def embed_all(self, request: Request) -> Response:
-        """A vector for each token."""
+        """Embed each token of each text."""
         asked = decode(await read_body(request, self._settings), EmbedAllRequest)
-        model = self._model(asked.model)
-        options = self._options(asked, normalize=False)
+        model = self._models.find(asked.model, ENCODER)
+        options = tei_options(asked, self._settings, prompt_name=asked.prompt_name)
         model.check(options)
-        texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+        texts = as_list(asked.inputs)
         check_sizes(texts)
-        record_of(request).texts = len(texts)
-        found = await while_connected(request, model.token_vectors(texts, options))
-        record_of(request).tokens = found.tokens
+        found = await run_model(request, len(texts), model.token_vectors(texts, options))
         rows = [await json_array(vectors, lambda start, some: list(as_numbers(some))) for vectors in found.vectors]
         return json_response(rows, truncation_headers(found))
 
     async def similarity(self, request: Request) -> Response:
         """Compare a sentence with others."""
-        asked = decode(await read_body(request, self._settings), SimilarityRequest)
-        return await self._similarity(request, asked.inputs, asked.parameters, asked.model)
+        return await self._similarity(request, await read_body(request, self._settings))
 
     async def root(self, request: Request) -> Response:
-        """Embed, compare or sort, as the body has it."""
+        """Embed, compare or sort, depending on the body's fields."""
         body = await read_body(request, self._settings)
         root = decode(body, RootRequest)
         if bytes(root.query):
             return await self._reranking.rerank_body(request, body)
         if bytes(root.inputs).startswith(b"{"):
-            pair = decode(body, SimilarityRequest)
-            return await self._similarity(request, pair.inputs, pair.parameters, pair.model)
-        asked = decode_inputs(body, EmbedRequest, TokenEmbedRequest, self._settings.allow_token_ids)
-        return await self._embed(request, asked)
+            return await self._similarity(request, body)
+        return await self._embed(request, body)
 
     async def tokenize(self, request: Request) -> Response:
-        """The tokens of texts, uncut."""
+        """Tokenize texts, without truncation."""
         asked = decode(await read_body(request, self._settings), TokenizeRequest)
-        model = self._model(asked.model)
-        model.check(EncodeOptions(normalize=False, truncate=False, prompt_name=asked.prompt_name))
-        texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+        model = self._models.find(asked.model, ENCODER)
+        model.check(EncodeOptions(prompt_name=asked.prompt_name))
+        texts = as_list(asked.inputs)
         if sum(map(len, texts)) > _MAX_CHARACTERS:
             raise Problem("body_too_large", f"at most {_MAX_CHARACTERS} characters are tokenized in one request")
         prompt = model.prompt(asked.prompt_name)
@@ -167,8 +172,8 @@ class Tei:
         return Response(await while_connected(request, work), media_type="application/json")
 
     async def info(self, request: Request) -> Response:
-        """What is served."""
-        card = card_of(self._models.first)
+        """Describe the server and its models."""
+        card = _card(self._models.first)
         info = Info(
             model_id=card.name,
             model_sha=card.weights_sha256,
@@ -180,46 +185,67 @@ class Tei:
             max_client_batch_size=MAX_INPUTS,
             auto_truncate=self._settings.auto_truncate,
             version=__version__,
-            models=[card_of(model) for model in self._models],
+            models=[_card(model) for model in self._models],
         )
         return json_response(info)
 
-    async def _embed(self, request: Request, asked: EmbedRequest) -> Response:
-        model = self._model(asked.model)
-        options = self._options(asked, dimensions=whole(asked.dimensions), normalize=asked.normalize is not False)
-        encoded = await encode(request, model, asked.inputs, options)
+    async def _embed(self, request: Request, body: bytes) -> Response:
+        asked = decode_inputs(body, EmbedRequest, TokenEmbedRequest, self._settings.allow_token_ids)
+        options = tei_options(
+            asked,
+            self._settings,
+            prompt_name=asked.prompt_name,
+            normalize=asked.normalize is not False,
+            dimensions=whole(asked.dimensions),
+        )
+        encoded = await encode(request, self._models.find(asked.model, ENCODER), asked.inputs, options)
         rows = await json_array(encoded.vectors, lambda start, vectors: list(as_numbers(vectors)))
         return json_response(rows, truncation_headers(encoded))
 
-    async def _similarity(
-        self, request: Request, inputs: SimilarityInputs, parameters: SimilarityOptions | None, name: str | None
-    ) -> Response:
-        model = self._model(name)
-        options = self._options(parameters or SimilarityOptions(), normalize=True)
-        encoded = await encode(request, model, [inputs.source_sentence, *inputs.sentences], options)
+    async def _similarity(self, request: Request, body: bytes) -> Response:
+        asked = decode(body, SimilarityRequest)
+        parameters = asked.parameters or SimilarityOptions()
+        options = tei_options(parameters, self._settings, prompt_name=parameters.prompt_name, normalize=True)
+        texts = [asked.inputs.source_sentence, *asked.inputs.sentences]
+        encoded = await encode(request, self._models.find(asked.model, ENCODER), texts, options)
         return json_response(_cosines(encoded), truncation_headers(encoded))
 
-    def _model(self, name: str | None) -> Model:
-        return self._models.first_of(ENCODER) if name is None else self._models.get(name)
 
-    def _options(
-        self,
-        asked: EmbedRequest | EmbedAllRequest | SimilarityOptions,
-        *,
-        normalize: bool,
-        dimensions: int | None = None,
-    ) -> EncodeOptions:
-        truncate, side = truncation(asked, self._settings)
-        return EncodeOptions(normalize, truncate, dimensions, asked.prompt_name, side)
+def _card(model: Model) -> ModelCard:
+    """What there is to know about a model as it runs now."""
+    manifest, info = model.engine.engine.manifest, model.engine.engine.info
+    return ModelCard(
+        name=model.name,
+        kind=model.kind,
+        names=model.names,
+        file=model.path.name,
+        ready=model.ready,
+        precision=manifest.precision,
+        backend=info["backend"],
+        device=info["device"],
+        architecture=manifest.architecture,
+        pooling=list(manifest.pooling),
+        dim=min(manifest.truncate_dim or manifest.dim, manifest.dim),
+        max_length=info["max_length"],
+        normalized=manifest.normalized,
+        similarity=manifest.similarity,
+        prompts=sorted(manifest.prompts),
+        default_prompt_name=manifest.default_prompt_name,
+        max_batch_tokens=model.max_batch_tokens,
+        workers=info["workers"],
+        weights_sha256=manifest.weights_sha256,
+        parity=dict(manifest.parity),
+        versions=dict(manifest.versions),
+    )
 
 
 def _model_type(model: Model) -> dict[str, dict[str, Any]]:
-    """As text-embeddings-inference tells the kinds of models."""
+    """The kind of a model, as text-embeddings-inference describes it."""
     if model.kind == RERANKER:
         names = {str(index): label for index, label in enumerate(model.labels)}
         ids = {label: index for index, label in enumerate(model.labels)}
         return {"reranker" if len(names) == 1 else "classifier": {"id2label": names, "label2id": ids}}
-    return {"embedding": {"pooling": "+".join(card_of(model).pooling)}}
+    return {"embedding": {"pooling": "+".join(model.engine.engine.manifest.pooling)}}
 
 
 def _cosines(encoded: Encoded) -> list[float]:

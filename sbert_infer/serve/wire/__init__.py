@@ -1,1 +1,1 @@
-"""What goes over the wire: request and response schemas, and problems."""
+"""What goes over the wire: the schemas of requests and responses, and problems."""

@@ -1,8 +1,8 @@
-"""What can go wrong with a request, and how each of the two dialects says it.
+"""What can go wrong with a request, and how each of the two dialects reports it.
 
-A problem is known by its code. OpenAI's routes (`/v1/...`) answer `{"error": {message, type, param,
-code}}`, all others as text-embeddings-inference does, `{error, error_type}`; the statuses differ,
-too, as clients of each expect them.
+A problem is identified by its code. OpenAI's routes (`/v1/...`) respond with `{"error": {message,
+type, param, code}}`, all others with `{error, error_type}`, as text-embeddings-inference does. The
+statuses differ, too: they are what the clients of each expect.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["KINDS", "Problem", "is_openai", "problem_of", "respond"]
 
 
 class Kind(NamedTuple):
-    """The status of a problem in each dialect, and TEI's name of its kind."""
+    """The status of a problem in each dialect, and TEI's name for its kind."""
 
     openai: int
     tei: int
@@ -55,14 +55,14 @@ KINDS: Mapping[str, Kind] = {
     "unsupported_media_type": Kind(415, 415, "Validation"),
     "overloaded": Kind(429, 429, "Overloaded"),
     "internal_error": Kind(500, 500, "Backend"),
-    # 503 rather than 504: this is no gateway, and Retry-After has a meaning with it.
+    # Not 504: this is no gateway, and Retry-After has no meaning with it.
     "timeout": Kind(503, 503, "Overloaded"),
     "model_unavailable": Kind(503, 503, "Unhealthy"),
 }
 
 
 class Problem(Exception):  # noqa: N818  as HTTP calls it
-    """Why a request can't be served, in words for whoever sent it."""
+    """Why a request can't be served, in words for its sender."""
 
     def __init__(
         self,
@@ -82,12 +82,12 @@ class Problem(Exception):  # noqa: N818  as HTTP calls it
 
 
 def is_openai(path: str) -> bool:
-    """Whether a path belongs to OpenAI's dialect."""
+    """Whether a path speaks OpenAI's dialect."""
     return path.startswith("/v1/")
 
 
 def respond(problem: Problem, path: str) -> Response:
-    """The answer that tells a client of `path` of a problem."""
+    """The response that reports a problem to a client of `path`."""
     kind = KINDS[problem.code]
     if is_openai(path):
         error = OpenAIError(problem.message, _openai_type(kind.openai), problem.param, problem.code)
@@ -98,7 +98,10 @@ def respond(problem: Problem, path: str) -> Response:
 
 
 def problem_of(error: SbertInferError) -> Problem:
-    """What a client may know of an engine's error. Reasons that come from a native library stay in the log."""
+    """What a client may know about an engine's error.
+
+    Reasons that come from a native library stay in the log.
+    """
     if isinstance(error, TruncationError):
         limit = f"it has more than {error.limit} tokens"
         what = f"input {error.index} is longer than the model's limit: {limit}; shorten it"

@@ -1,4 +1,4 @@
-"""Vectors as JSON. Large answers are made in pieces, with a turn for other requests after each."""
+"""Vectors as JSON. Large responses are made in pieces, and other requests run in between."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ Vectors = npt.NDArray[np.float32]
 
 _encoder = msgspec.json.Encoder()
 _PIECE_NUMBERS = 64 * 384  # some 3 ms
-# Digits that tell every float32 from its neighbours.
-_DIGITS = 9
+_DIGITS = 9  # enough to tell every float32 from its neighbours
 
 
 def json_response(content: object, headers: dict[str, str] | None = None) -> Response:
-    """An answer of status 200."""
+    """Make a response of status 200."""
     return _JsonResponse(_encoder.encode(content), headers or {})
 
 
 class _JsonResponse(Response):
-    """Starlette's, with its headers made at once: its own way takes as long as the vectors of a short answer."""
+    """Starlette's response with cheaper headers: its own take as long as a few vectors."""
 
     def __init__(self, body: bytes, headers: dict[str, str]) -> None:
         self.status_code, self.background, self.body = 200, None, body
@@ -35,7 +34,7 @@ class _JsonResponse(Response):
 
 
 async def json_array(vectors: Vectors, items: Callable[[int, Vectors], list[object]]) -> msgspec.Raw:
-    """A JSON array of `items(start, some vectors)` for all vectors, [texts, dim]."""
+    """Encode vectors, [texts, dim], as a JSON array of what `items(start, rows)` gives."""
     if not np.isfinite(vectors).all():  # would become null
         raise ArithmeticError("a vector is not finite")
     rows = max(1, _PIECE_NUMBERS // vectors.shape[1])
@@ -48,7 +47,7 @@ async def json_array(vectors: Vectors, items: Callable[[int, Vectors], list[obje
 
 
 def as_numbers(vectors: Vectors) -> list[list[float]]:
-    """The vectors as the shortest numbers that are still the same float32: a third less to send than their float64."""
+    """The shortest numbers that give the same float32: a third shorter than float64's."""
     wide = vectors.astype(np.float64)
     magnitude = np.floor(np.log10(np.maximum(np.abs(wide), 1e-45)))
     scale = 10.0 ** (_DIGITS - 1 - magnitude)

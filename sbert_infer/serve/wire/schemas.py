@@ -1,4 +1,4 @@
-"""Every request and answer as it is on the wire. These types decode them, and describe them in /openapi.json."""
+"""The types of all requests and responses, which decode them and describe them in /openapi.json."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ __all__ = [
     "Reloaded",
     "RerankRequest",
     "RootRequest",
-    "SimilarityInputs",
     "SimilarityOptions",
     "SimilarityRequest",
     "SparseValue",
@@ -41,7 +40,7 @@ __all__ = [
     "Usage",
 ]
 
-# A whole number, but JSON knows no difference between 64 and 64.0.
+# A whole number, but JSON does not tell 64 from 64.0.
 Dimensions = Annotated[float, Meta(ge=1, multiple_of=1)]
 PromptName = Annotated[str, Meta(description="Which of the model's prompts to put before each text.")]
 ModelName = Annotated[str, Meta(description="One of the names that `/v1/models` lists.")]
@@ -55,7 +54,7 @@ TokenId = Annotated[int, Meta(ge=0)]
 TokenIds = Annotated[
     list[TokenId | Annotated[list[TokenId], Meta(min_length=1)]],
     Meta(
-        min_length=1, max_length=MAX_INPUTS, description="Ids of the model's own tokenizer: one text's, or a list each."
+        min_length=1, max_length=MAX_INPUTS, description="Ids of the model's own tokenizer: one list, or one per text."
     ),
 ]
 _PAIR = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
@@ -85,7 +84,7 @@ class EmbeddingRequest(Struct, forbid_unknown_fields=True):
 
 
 class TokenEmbeddingRequest(EmbeddingRequest, kw_only=True):
-    """The same, of token ids. Only with `--allow-token-ids`."""
+    """The same with token ids. Only with `--allow-token-ids`."""
 
     input: TokenIds  # type: ignore[assignment]
 
@@ -106,7 +105,7 @@ class Usage(Struct):
 
 
 class EmbeddingList(Struct):
-    """OpenAI's answer, in the order of the inputs."""
+    """OpenAI's response, in the order of the inputs."""
 
     data: list[Embedding]
     model: str
@@ -124,7 +123,7 @@ class OpenAIModel(Struct):
 
 
 class ModelList(Struct):
-    """The models that are served."""
+    """The served models."""
 
     data: list[OpenAIModel]
     object: Literal["list"] = "list"
@@ -140,7 +139,7 @@ class OpenAIError(Struct):
 
 
 class OpenAIErrorBody(Struct):
-    """OpenAI's form of an error."""
+    """An error in OpenAI's form."""
 
     error: OpenAIError
 
@@ -148,40 +147,39 @@ class OpenAIErrorBody(Struct):
 # text-embeddings-inference ------------------------------------------------------------------------
 
 
-class EmbedRequest(Struct, forbid_unknown_fields=True):
-    """A request for embeddings. `model` is ours: without it, the first."""
+class TextsRequest(Struct, forbid_unknown_fields=True):
+    """What requests to embed texts have in common. `model` is ours."""
 
     inputs: Text | FilledTexts
     truncate: bool | None = None
     truncation_direction: Direction | None = None
     prompt_name: PromptName | None = None
+    model: ModelName | None = None
+
+
+class EmbedRequest(TextsRequest):
+    """A request for embeddings. `model` is ours: the default is the first."""
+
     normalize: bool | None = True
     dimensions: Dimensions | None = None
-    model: ModelName | None = None
 
 
-class EmbedAllRequest(Struct, forbid_unknown_fields=True):
-    """A request for the embeddings of tokens. `model` is ours: without it, the first."""
-
-    inputs: Text | FilledTexts
-    truncate: bool | None = None
-    truncation_direction: Direction | None = None
-    prompt_name: PromptName | None = None
-    model: ModelName | None = None
+class EmbedAllRequest(TextsRequest):
+    """A request for an embedding of each token. `model` is ours: the default is the first."""
 
 
-class EmbedSparseRequest(EmbedAllRequest):
-    """A request for sparse embeddings."""
+class EmbedSparseRequest(TextsRequest):
+    """A request for sparse embeddings. `model` is ours: the default is the first sparse encoder."""
 
 
 class TokenEmbedRequest(EmbedRequest, kw_only=True):
-    """The same, of token ids. Only with `--allow-token-ids`."""
+    """The same with token ids. Only with `--allow-token-ids`."""
 
     inputs: TokenIds  # type: ignore[assignment]
 
 
 class SimilarityInputs(Struct, forbid_unknown_fields=True):
-    """What to compare with what."""
+    """The sentences to compare."""
 
     source_sentence: Text
     sentences: Annotated[list[Text], Meta(min_length=1, max_length=MAX_INPUTS - 1)]
@@ -204,14 +202,14 @@ class SimilarityRequest(Struct, forbid_unknown_fields=True):
 
 
 class RootRequest(Struct):
-    """As much of what is sent to `POST /` as tells which request it is."""
+    """As much of a body sent to `POST /` as shows which kind of request it is."""
 
     inputs: Raw = Raw(b"null")
     query: Raw = Raw(b"")
 
 
 class RerankRequest(Struct, forbid_unknown_fields=True):
-    """A request to sort texts. Scores are from 0 to 1, or with `raw_scores` as the model gives them."""
+    """A request to sort texts. Scores are from 0 to 1, or the model's own with `raw_scores`."""
 
     query: Text
     texts: Texts
@@ -223,7 +221,7 @@ class RerankRequest(Struct, forbid_unknown_fields=True):
 
 
 class Rank(Struct, omit_defaults=True):
-    """A text by its index, with its score; and the text itself, if that was asked for."""
+    """The index and score of a text, and the text itself if `return_text` is set."""
 
     index: int
     score: float
@@ -231,7 +229,7 @@ class Rank(Struct, omit_defaults=True):
 
 
 class PredictRequest(Struct, forbid_unknown_fields=True):
-    """A request to score pairs. The scores of a pair sum to 1 if there are several, unless `raw_scores`."""
+    """A request to score pairs. Several scores of one pair sum to 1, unless `raw_scores` is set."""
 
     inputs: Pairs
     raw_scores: bool = False
@@ -241,7 +239,7 @@ class PredictRequest(Struct, forbid_unknown_fields=True):
 
 
 class Prediction(Struct):
-    """A label and how well it fits."""
+    """A label and its score."""
 
     score: float
     label: str
@@ -257,14 +255,14 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True):
 
 
 class SparseValue(Struct):
-    """A number of a sparse embedding, and its dimension."""
+    """One dimension of a sparse embedding, and its value."""
 
     index: int
     value: float
 
 
 class Token(Struct):
-    """A token and the characters it stands for, none for special ones."""
+    """A token and the characters it stands for, which special tokens don't have."""
 
     id: int
     text: str
@@ -274,14 +272,14 @@ class Token(Struct):
 
 
 class TeiError(Struct):
-    """The form of an error outside of `/v1`."""
+    """An error on the routes outside `/v1`."""
 
     error: str
     error_type: str
 
 
 class ModelCard(Struct):
-    """What is served under a name."""
+    """A served model, as it runs now."""
 
     name: str
     kind: str
@@ -307,7 +305,7 @@ class ModelCard(Struct):
 
 
 class Info(Struct):
-    """What is served, under the names of text-embeddings-inference for the first model; `models` has all of them."""
+    """The first model under text-embeddings-inference's names; `models` describes every model."""
 
     model_id: str
     model_sha: str
@@ -332,13 +330,13 @@ class Health(Struct):
 
 
 class Reloaded(Struct):
-    """A model that was opened again."""
+    """A model that was reloaded."""
 
     name: str
     weights_sha256: str
 
 
 class Reload(Struct):
-    """The models that now serve the files as they are."""
+    """The reloaded models."""
 
     models: list[Reloaded]

@@ -1,4 +1,4 @@
-"""The load generator against a double of a server: what it sends when, and what it says became of it."""
+"""The load generator against a double of a server: what it sends when, and what it reports."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sbert_infer.bench.load.check import count_wrong, decode_answer
 from sbert_infer.bench.load.client import Exchange, LoadClient, run_loop
 from sbert_infer.bench.load.schedule import poisson_arrivals
-from sbert_infer.bench.load.target import Target, parse_target
+from sbert_infer.bench.load.target import Target, count_wrong, decode_response, parse_target
 from tests.doubles.openai import OpenAIDouble, running, vector_of
 
 TEXTS = ["one", "two", "a third text, Übergröße"]
@@ -44,7 +43,7 @@ def errors(exchanges: list[Exchange]) -> Counter[str]:
 
 @pytest.mark.parametrize("encoding_format", ["base64", "float"])
 @pytest.mark.parametrize("chunked", [False, True])
-def test_every_answer_is_that_of_its_request(double: OpenAIDouble, encoding_format: str, chunked: bool) -> None:
+def test_every_response_is_that_of_its_request(double: OpenAIDouble, encoding_format: str, chunked: bool) -> None:
     double.chunked = chunked
     order = iter([0, 1, 2] * 20)
     exchanges = run_loop(client_of(parse_target(double.url), 30, encoding_format).closed_loop(4, order))
@@ -57,17 +56,17 @@ def test_every_answer_is_that_of_its_request(double: OpenAIDouble, encoding_form
     assert double.connections == 4  # kept alive
 
 
-def test_arrivals_do_not_wait_for_answers(double: OpenAIDouble) -> None:
+def test_arrivals_do_not_wait_for_responses(double: OpenAIDouble) -> None:
     arrivals = poisson_arrivals(100, 0.3, 0).tolist()
     double.hold_until = len(arrivals)
     exchanges = run_loop(client_of(parse_target(double.url)).open_loop(arrivals, [0] * len(arrivals), 4))
     assert len(exchanges) > 15
     assert double.requests == len(exchanges)
-    assert errors(exchanges) == {"": len(exchanges)}  # none was answered before all were sent
+    assert errors(exchanges) == {"": len(exchanges)}  # no response before all were sent
     assert double.connections == len(exchanges)
 
 
-def test_nobody_waits_for_ever(double: OpenAIDouble) -> None:
+def test_no_request_waits_for_ever(double: OpenAIDouble) -> None:
     double.hold_until = 10**9
     exchanges = open_loop(double, 100, 0.3, timeout_s=0.5)
     assert len(exchanges) > 15
@@ -75,7 +74,7 @@ def test_nobody_waits_for_ever(double: OpenAIDouble) -> None:
     assert all(exchange.latency_s >= 0.5 for exchange in exchanges)
 
 
-def test_a_stall_is_felt_by_all_who_were_due_meanwhile(double: OpenAIDouble) -> None:
+def test_a_stall_affects_every_request_due_meanwhile(double: OpenAIDouble) -> None:
     double.stall_at, double.stall_s = 30, 0.6
     latencies = [exchange.latency_s for exchange in open_loop(double, 100, 1.2)]
     assert max(latencies) >= 0.6
@@ -83,15 +82,13 @@ def test_a_stall_is_felt_by_all_who_were_due_meanwhile(double: OpenAIDouble) -> 
     assert np.percentile(latencies, 99) > 0.4
 
 
-def test_one_who_waits_for_a_connection_waits_from_when_it_was_due(
-    double: OpenAIDouble, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_a_connection_counts_as_latency(double: OpenAIDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sbert_infer.bench.load.client.MAX_CONNECTIONS", 1)
     double.service_s = 0.02
     exchanges = open_loop(double, 200, 0.15, connections=1)
     assert double.connections == 1
     assert errors(exchanges) == {"": len(exchanges)}
-    for place, exchange in enumerate(exchanges):  # each waits for all before it, 20 ms each but for the clock's step
+    for place, exchange in enumerate(exchanges):  # each waits 20 ms for all before it, less clock granularity
         assert exchange.done - exchanges[0].due >= 0.019 * (place + 1)
     assert exchanges[-1].latency_s > exchanges[-1].done - exchanges[-1].sent
 
@@ -116,8 +113,8 @@ def test_what_is_not_http_is_an_error(double: OpenAIDouble) -> None:
     assert errors(exchanges) == {"not HTTP": len(exchanges)}
 
 
-def test_nobody_listening_is_an_error_for_each() -> None:
-    with socket.socket() as taken:  # bound but not listening: nobody else gets the port
+def test_a_closed_port_is_an_error_for_each_request() -> None:
+    with socket.socket() as taken:  # bound but not listening, so that the port stays closed
         taken.bind(("127.0.0.1", 0))
         target = parse_target(f"http://127.0.0.1:{taken.getsockname()[1]}")
         exchanges = run_loop(client_of(target).open_loop([0.0, 0.1], [0, 1], 1))
@@ -126,7 +123,7 @@ def test_nobody_listening_is_an_error_for_each() -> None:
         assert errors(closed) == {"no connection": 3}
 
 
-def test_a_closed_loop_ends_in_time_and_waits_for_its_answers(double: OpenAIDouble) -> None:
+def test_a_closed_loop_ends_in_time_and_waits_for_its_responses(double: OpenAIDouble) -> None:
     double.service_s = 0.01
     exchanges = run_loop(client_of(parse_target(double.url)).closed_loop(8, itertools.repeat(0), 0.3))
     assert double.requests == len(exchanges) >= 8
@@ -142,11 +139,11 @@ def test_the_key_is_sent_and_not_shown(double: OpenAIDouble) -> None:
     assert "secret" not in repr(target)
 
 
-ANSWER = b'{"data": [{"index": 1, "embedding": [0, 1]}, {"index": 0, "embedding": [1, 0]}]}'
+RESPONSE = b'{"data": [{"index": 1, "embedding": [0, 1]}, {"index": 0, "embedding": [1, 0]}]}'
 
 
 def test_vectors_are_put_in_the_order_of_their_index() -> None:
-    vectors = decode_answer(ANSWER)
+    vectors = decode_response(RESPONSE)
     assert vectors is not None
     assert vectors.tolist() == [[1, 0], [0, 1]]
 
@@ -164,13 +161,13 @@ def test_vectors_are_put_in_the_order_of_their_index() -> None:
         b'{"data": [{"index": 0, "embedding": [NaN, 1]}]}',
         b'{"data": [{"index": 0, "embedding": [1, 0, 0]}]}',
         b'{"data": [{"index": 0, "embedding": [0, 0]}]}',
-        ANSWER,  # one vector too many
+        RESPONSE,  # one vector too many
     ],
 )
 def test_anything_but_the_expected_vector_is_wrong(body: bytes) -> None:
     assert count_wrong(body, [0], np.array([[1, 0]], np.float32), 0.9) == 1
 
 
-def test_only_the_wrong_vectors_of_an_answer_count() -> None:
+def test_only_the_wrong_vectors_of_a_response_count() -> None:
     expected = np.array([[1, 0], [1, 0]], np.float32)
-    assert count_wrong(ANSWER, [0, 1], expected, 0.9) == 1
+    assert count_wrong(RESPONSE, [0, 1], expected, 0.9) == 1

@@ -1,4 +1,4 @@
-"""What is concluded from measured levels, with made-up figures."""
+"""Conclusions from measured levels, with made-up figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbert_infer.bench.load.curve import compare_servers, load_within, p99_at, recovery_time
-from sbert_infer.bench.load.goals import bars
+from sbert_infer.bench.load.goals import goals
 from sbert_infer.bench.load.results import LONE, SATURATION, LoadResults, LoadRow, Turn, summarise
 
 
@@ -31,16 +31,16 @@ def test_the_load_within_a_bound_lies_between_the_levels_around_it() -> None:
     assert load_within(rows, 10) == pytest.approx(100)
     assert load_within(rows, 5) == 0
     assert load_within(rows, 5000) == 200
-    assert load_within([*rows[:2], level(200, 11, lost=10)], 100) == 100  # quick for the lucky is not within
+    assert load_within([*rows[:2], level(200, 11, lost=10)], 100) == 100  # fast responses to a few do not count
 
 
-def test_a_load_that_was_never_answered_does_not_count() -> None:
-    """The next level measured may be far beyond what a server can do."""
+def test_a_load_that_was_never_handled_does_not_count() -> None:
+    """The next level measured may be far beyond the server's saturation."""
     overload = summarise("a", "5x", [Turn(10.0, 1000, 1000.0, [5000.0] * 1000, right=1000)])
     assert load_within([level(90, 10), overload], 4000) == 100
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine must not fail it
 @given(st.lists(st.tuples(st.floats(1, 1000), st.floats(0.5, 5000)), min_size=1, max_size=8), st.floats(0.5, 5000))
 def test_no_load_beyond_what_was_measured(points: list[tuple[float, float]], bound: float) -> None:
     rows = [level(load, p99) for load, p99 in points]
@@ -57,7 +57,7 @@ def test_p99_at_a_load_between_two_levels() -> None:
     assert p99_at(rows, 201) is None
 
 
-def test_recovery_is_when_answers_are_quick_again_for_good() -> None:
+def test_recovery_is_when_responses_stay_fast() -> None:
     slow = [(n / 10, 1.0) for n in range(5)]
     quick = [(0.5 + n / 10, 0.01) for n in range(10)]
     assert recovery_time([*slow, *quick], 0.02) == 0.5
@@ -98,15 +98,15 @@ def test_a_server_that_is_never_within_the_bound_is_infinitely_behind() -> None:
     assert compare_servers(results)[0].within_bound == math.inf
 
 
-def test_bars_are_met_or_missed() -> None:
+def test_goals_are_met_or_missed() -> None:
     results = two_servers()
     quick = Turn(1.0, 1500, 1500.0, [50.0] * 280, [5.0] * 1219 + [49.0], right=280, recovery_s=0.5, watched_s=4.0)
     results.rows.append(summarise("a", "5x", [quick]))
     seventy = summarise("a", "70%", [Turn(1.0, 210, 210.0, [39.0] * 210, right=210)])
     results.rows.append(seventy)
-    met = {bar.what: bar.met for bar in bars(results, "a")}
+    met = {goal.what: goal.met for goal in goals(results, "a")}
     assert met == {
-        "right answers at most": None,
+        "most correct responses": None,
         "of the speed without a server": True,
         "p99 of a lone request": None,
         "p99 at 70% load": True,
@@ -121,7 +121,7 @@ def test_bars_are_met_or_missed() -> None:
         summarise("a", "70%", [Turn(1.0, 1, 1.0, [41.0], right=1)]),
     ]
     results.offline_rounds = [400.0]
-    met = {bar.what: bar.met for bar in bars(results, "a")}
+    met = {goal.what: goal.met for goal in goals(results, "a")}
     missed = {what for what, verdict in met.items() if verdict is False}
     assert missed == {
         "of the speed without a server",
@@ -132,8 +132,8 @@ def test_bars_are_met_or_missed() -> None:
     }
 
 
-def test_bars_are_of_the_median_round() -> None:
-    """A machine that is slow in one round is so for all that is compared in it."""
+def test_goals_are_judged_by_the_median_round() -> None:
+    """A machine that is slow in one round slows down everything compared in it."""
     speeds, load_p99, alone_p99 = (1.0, 0.5, 1.0), (30.0, 90.0, 50.0), (10.0, 20.0, 10.0)
     rows = [
         summarise("a", LONE, [Turn(1.0, 9, None, [p99] * 9) for p99 in alone_p99]),
@@ -142,18 +142,18 @@ def test_bars_are_of_the_median_round() -> None:
         summarise("a", "5x", [Turn(1.0, 0, 500.0, right=right, watched_s=1.0) for right in (80, 47, 91)]),
     ]
     results = LoadResults({}, [{"name": "a"}], rows, offline_rounds=[100.0, 55.0, 104.0])
-    found = {bar.what: (bar.value, bar.met) for bar in bars(results, "a")}
+    found = {goal.what: (goal.value, goal.met) for goal in goals(results, "a")}
     assert found["of the speed without a server"] == ("96% (91% to 100%)", True)
     assert found["p99 at 70% load"] == ("90.0 ms, 4.5x the lone one (3.0x to 5.0x)", False)
     assert found["goodput at 5x load"] == ("91% of the most (80% to 94%)", True)
 
 
-def test_a_server_that_gets_nothing_right_misses_its_bar() -> None:
+def test_a_server_that_gets_nothing_right_misses_its_goal() -> None:
     nothing = [
         summarise("a", SATURATION, [Turn(1.0, 9, None, [5.0] * 9)]),
         summarise("a", "5x", [Turn(1.0, 50, 50.0, [5.0] * 9, watched_s=1.0)]),
     ]
-    found = {bar.what: bar for bar in bars(LoadResults({}, [{"name": "a"}], nothing), "a")}
+    found = {goal.what: goal for goal in goals(LoadResults({}, [{"name": "a"}], nothing), "a")}
     assert (found["goodput at 5x load"].value, found["goodput at 5x load"].met) == ("0% of the most", False)
 
 
@@ -171,7 +171,7 @@ def test_rounds_are_pooled_not_averaged() -> None:
     assert (row.wrong_texts, row.memory_mb, row.refusal_ms) == (1, 30, {})
 
 
-def test_answers_to_those_who_watch_the_recovery_are_goodput() -> None:
+def test_responses_to_recovery_probes_are_goodput() -> None:
     row = summarise("a", "5x", [Turn(2.0, 500, 250.0, [9.0] * 100, right=100, right_beside=20)])
     assert (row.goodput_per_s, row.goodput_rounds) == (60.0, [60.0])
     assert (row.answered_per_s, row.right) == (50.0, 100)

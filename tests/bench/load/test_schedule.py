@@ -1,4 +1,4 @@
-"""Levels, arrivals, and which requests are sent: pure functions, the same for the same seed."""
+"""Levels, arrivals and the order of requests: pure functions, repeatable by seed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbert_infer.bench.contest.models_under_test import BenchError
+from sbert_infer.bench.errors import BenchError
 from sbert_infer.bench.load.schedule import group_texts, parse_levels, parse_sizes, poisson_arrivals, request_order
 from sbert_infer.bench.load.target import is_url, parse_target
 
@@ -29,7 +29,7 @@ def test_arrivals_are_in_order_within_the_turn_and_repeatable(rate: float, durat
 
 def test_arrivals_are_random_and_independent_of_each_other() -> None:
     gaps = np.diff(poisson_arrivals(200, 50, 0))
-    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)  # as an exponential distribution has it
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)  # as in an exponential distribution
     assert abs(np.corrcoef(gaps[1:], gaps[:-1])[0, 1]) < 0.05
     assert not np.array_equal(poisson_arrivals(5, 9, 1), poisson_arrivals(5, 9, 2))
 

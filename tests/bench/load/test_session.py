@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from sbert_infer.bench.contest.models_under_test import BenchError
+from sbert_infer.bench.errors import BenchError
 from sbert_infer.bench.load.cli import load
 from sbert_infer.bench.load.results import LONE, SATURATION, LoadResults
 from sbert_infer.bench.load.schedule import parse_levels
@@ -61,7 +61,7 @@ def test_all_levels_are_measured_and_add_up(double: OpenAIDouble) -> None:
         assert (row.refused, row.errors, row.wrong_texts) == (0, {}, 0)
         assert len(row.goodput_rounds) == 2
         assert row.latency_ms["p50"] <= row.latency_ms["p95"] <= row.latency_ms["p99"] <= row.latency_ms["max"]
-        assert row.latency_ms["p50"] >= 5  # what the double takes at least
+        assert row.latency_ms["p50"] >= 5  # the double's service time
         assert row.texts_per_s > row.goodput_per_s  # up to three texts in each
     most = results.row("it", SATURATION)
     assert most is not None
@@ -77,15 +77,15 @@ def test_servers_take_turns_in_an_order_that_rotates(double: OpenAIDouble) -> No
     assert turns == [
         f"round {number} of 2, {what}, {name}"
         for number, names in ((1, "ab"), (2, "ba"))
-        for what in ("lone", "saturation", "load 50%")  # what is compared is measured in the same minutes
+        for what in ("lone", "saturation", "load 50%")  # what is compared is measured close together
         for name in names
     ]
 
 
 def test_an_overloaded_server_that_refuses(double: OpenAIDouble, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbert_infer.bench.load.server._USUAL", 1000)  # how quick it is here does not matter
+    monkeypatch.setattr("sbert_infer.bench.load.server._USUAL", 1000)  # speed does not matter here
     double.max_queue = 10
-    results = load_of(double, levels="20x", duration_s=0.5, watch_s=3.0)  # too much, however slow it seemed
+    results = load_of(double, levels="20x", duration_s=0.5, watch_s=3.0)  # certainly too much
     row = results.row("it", "20x")
     assert row is not None
     assert row.refused > 0
@@ -101,14 +101,12 @@ def test_an_overload_that_only_queues_times_out(double: OpenAIDouble) -> None:
     row = results.row("it", "30x")
     assert row is not None
     assert row.errors["timeout"] > 0
-    assert row.answered + sum(row.errors.values()) == row.sent  # whatever became of it, each is counted
-    assert row.latency_ms["max"] >= 50  # others before it
-    assert (row.watched_s, row.recovery_s) == (1, None)  # what nobody waits for any more still keeps it busy
+    assert row.answered + sum(row.errors.values()) == row.sent  # every request is counted
+    assert row.latency_ms["max"] >= 50  # queued behind others
+    assert (row.watched_s, row.recovery_s) == (1, None)  # abandoned requests still keep it busy
 
 
-def test_nobody_is_measured_beside_a_server_that_is_still_busy(
-    double: OpenAIDouble, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_server_is_measured_while_another_is_busy(double: OpenAIDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[str] = []
     for name in ("wait_until_calm", "closed_turn", "open_turn"):
         method = getattr(LoadServer, name)
@@ -133,14 +131,14 @@ def test_wrong_vectors_are_counted_and_are_no_goodput(double: OpenAIDouble, faul
 
     def progress(line: str) -> None:
         nonlocal started
-        if "round 1" in line and not started:  # after each text was asked for alone
+        if "round 1" in line and not started:  # after each text was sent alone
             started = True
             setattr(double, fault, 4)
             double.requests = 0
 
     results = run_load([parse_target(double.url)], "texts", TEXTS, settings(), progress=progress)
     measured = sum(row.sent for row in results.rows)
-    calm = double.requests - measured  # those sent to see whether the server is calm
+    calm = double.requests - measured  # requests that check whether the server is calm
     assert 5 <= calm <= 15
     assert (measured - calm) // 4 <= results.wrong_texts <= double.requests // 4
     for row in results.rows:
@@ -185,7 +183,7 @@ def test_a_signal_in_the_middle_of_a_turn(double: OpenAIDouble, tmp_path: Path) 
     )
     deadline = time.monotonic() + 60
     while double.connections < BEFORE_LEVELS + 4:
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     output, complaints = process.communicate(timeout=60)
@@ -207,7 +205,7 @@ def test_two_servers_take_turns_and_are_compared(double: OpenAIDouble, tmp_path:
             *("--rates", "30%,60%,1.2x", "--html", str(page), "--json", str(data)),
         )
     assert done.exit_code == 0, done.output
-    assert re.search(r"quick <1> against slow: \d+\.\d\dx the right answers", done.output)
+    assert re.search(r"quick <1> against slow: \d+\.\d\dx the correct responses", done.output)
     results = json.loads(data.read_text(encoding="utf-8"))
     assert [server["name"] for server in results["servers"]] == ["quick <1>", "slow"]
     for name in ("quick <1>", "slow"):
@@ -243,9 +241,9 @@ def test_a_real_server_gives_the_vectors_of_its_artifact(
         server.stop()
     assert done.exit_code == 0, done.output
     assert "of the speed without a server" in done.output
-    done = command(str(artifact), double.url, *QUICK, "--rates", "50%")  # knows nothing of this model
+    done = command(str(artifact), double.url, *QUICK, "--rates", "50%")  # does not know this model
     assert done.exit_code == 1
-    assert re.search(r"right answers at most +0\.0 requests/s", done.output)
+    assert re.search(r"most correct responses +0\.0 requests/s", done.output)
 
 
 def test_an_api_key_is_taken_from_the_environment(double: OpenAIDouble, monkeypatch: pytest.MonkeyPatch) -> None:

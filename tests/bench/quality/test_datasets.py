@@ -1,4 +1,4 @@
-"""Labelled texts, in the layouts that people have them in."""
+"""Labelled texts, in the layouts of common datasets."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sbert_infer.bench.errors import DatasetError
 from sbert_infer.bench.quality.beir import read_beir
-from sbert_infer.bench.quality.dataset_files import DatasetError
 from sbert_infer.bench.quality.labelled_pairs import LabelledPairs, read_labels, read_scores
 from tests.bench.conftest import write_beir
 

@@ -1,4 +1,4 @@
-"""Measures of quality, against scikit-learn, trec_eval where it is installed, and their definitions."""
+"""Measures of quality, against scikit-learn, trec_eval if installed, and their definitions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_ndcg_is_that_of_scikit_learn(order: list[int], grades: list[int]) -> No
 )
 @settings(deadline=None)
 def test_search_and_measures_are_those_of_trec_eval(documents: list[tuple[int, int, int]], block: int) -> None:
-    """Equal scores are many here, and the order among them counts."""
+    """Many scores are equal here, and their order counts."""
     grades = {str(number): grade for _, number, grade in documents}
     scores = {str(number): float(score) for score, number, _ in documents}
     evaluator = trec.RelevanceEvaluator({"q": grades}, {"ndcg_cut.10", "recall.10"})

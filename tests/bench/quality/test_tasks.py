@@ -1,28 +1,22 @@
-"""Quality without speed, and rerankers: real small models, against sentence-transformers and its evaluators."""
+"""Quality without speed: real small models, against sentence-transformers' evaluators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from sbert_infer import Engine
-from sbert_infer.artifact import open_artifact
 from sbert_infer.bench import cli, session
-from sbert_infer.bench.contest.lineup import EAGER, Contestant, line_up
-from sbert_infer.bench.contest.models_under_test import BenchError, Subject
-from sbert_infer.bench.inside.pair_loaders import LOADERS
+from sbert_infer.bench.contest.lineup import EAGER
 from sbert_infer.bench.quality.beir import read_beir
 from sbert_infer.bench.quality.labelled_pairs import read_scores
 from sbert_infer.bench.quality.tasks import RetrievalTask
 from sbert_infer.bench.report.page import render_page
-from sbert_infer.bench.report.results import QUALITY, Results, load_results
-from sbert_infer.bench.report.table import render_table
-from sbert_infer.bench.session import Settings, run_session
-from sbert_infer.bench.workloads import make_pairs, make_workload
+from sbert_infer.bench.report.results import QUALITY, load_results
+from sbert_infer.bench.workloads import make_workload
 from tests.bench.conftest import WorkerInside, write_beir, write_sts
 
 PROMPTS = {"query": "find this: ", "document": "text: "}
@@ -67,7 +61,7 @@ def test_the_command_measures_quality_alone(
 
 
 def expected_quality(checkpoint: Path, scored: Path, labelled: Path, beir: Path) -> dict[str, float]:
-    """What sentence-transformers' own evaluators say of its own vectors."""
+    """Measures of sentence-transformers' own vectors by its own evaluators."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import evaluation
 
@@ -106,70 +100,3 @@ def test_retrieval_is_that_of_trec_eval(export_checkpoint: Callable[..., Path], 
     }
     measures = scorer.measures()
     assert {name: measures[name] for name in expected} == pytest.approx(expected)
-
-
-# Rerankers ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def reranker_run(reranker: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    artifact = open_artifact(reranker.with_suffix(".onnx"))
-    spec = {"kind": "fake", "pairs": True, "artifact": str(artifact.path), "error": 0.5}
-    folder = tmp_path_factory.mktemp("rerankers")
-    settings = Settings(
-        rounds=1, latency_texts=5, sts=(write_sts(folder / "scored.tsv"),), only=("sbert-infer", "fake")
-    )
-    workloads = {"mixed": make_workload("mixed", 20)}
-    subject = Subject("tiny", str(reranker), (artifact,))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "RemoteWorker", WorkerInside)
-        return run_session(subject, workloads, settings, folder, extra=[Contestant("fake", "fp32", spec)])
-
-
-def test_rerankers_score_pairs_side_by_side(reranker_run: Results) -> None:
-    rows = {row.contestant: row for row in reranker_run.rows}
-    assert set(rows) == {EAGER, "sbert-infer fp32", "fake"}
-    for row in (rows[EAGER], rows["sbert-infer fp32"]):
-        assert row.status == "ok", row.reason
-        assert row.max_error is not None
-        assert row.max_error < 1e-5
-        assert row.texts_per_s
-        assert row.peak_share
-        assert row.latency_ms
-        assert row.quality == pytest.approx(rows[EAGER].quality, abs=5e-5)
-    assert reranker_run.workloads[0].texts == 20
-
-
-def test_the_rival_is_called_for_the_same_scores(reranker: Path) -> None:
-    """In this process, which has imported it already. The line-up has it, and its batch size is to be tuned."""
-    artifact = open_artifact(reranker.with_suffix(".onnx"))
-    checkpoint = {"model": str(reranker), "checkpoint": str(reranker), "pairs": True}
-    everyone = line_up([artifact], checkpoint, {"available": False})
-    assert [one.name for one in everyone] == [EAGER, "sbert-infer fp32", "sentence-transformers CrossEncoder"]
-    assert everyone[-1].tunable
-    pairs = [list(pair) for pair in make_pairs(make_workload("mixed", 20))]
-    ours, theirs = (LOADERS[one.spec["kind"]](dict(one.spec)) for one in everyone[1:])
-    for prompt in (None, "find: "):
-        assert np.abs(ours(pairs, 4, prompt) - theirs(pairs, 4, prompt)).max() < 1e-5
-
-
-def test_wrong_scores_are_shown_as_wrong_though_they_correlate(reranker_run: Results) -> None:
-    [row] = [row for row in reranker_run.rows if row.contestant == "fake"]
-    assert row.status == "wrong"
-    assert row.correlation == pytest.approx(1)
-    assert "scores off by up to 0.5" in row.reason
-
-
-def test_the_report_speaks_of_pairs(reranker_run: Results) -> None:
-    table = render_table(reranker_run)
-    assert "pairs/s" in table
-    assert "max error" in table
-    assert "20 pairs" in table
-    assert "texts/s" not in table
-    assert "pairs per second" in render_page(reranker_run)
-
-
-def test_a_reranker_searches_no_corpus(reranker: Path, tmp_path: Path) -> None:
-    subject = Subject("tiny", str(reranker), (open_artifact(reranker.with_suffix(".onnx")),))
-    with pytest.raises(BenchError, match="can't search"):
-        run_session(subject, {}, Settings(beir=(write_beir(tmp_path / "tiny"),)), tmp_path)

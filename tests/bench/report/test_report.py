@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from sbert_infer.bench import cli
+from sbert_infer.bench.errors import ResultsError
 from sbert_infer.bench.report.page import render_page
-from sbert_infer.bench.report.results import Results, ResultsError, load_results, save_results
+from sbert_infer.bench.report.results import Results, load_results, to_json
 from sbert_infer.bench.report.table import render_table
 from tests.bench.pages import Page
 
@@ -34,7 +35,7 @@ def test_the_table_shows_who_is_right_wrong_and_absent(results: Results) -> None
     assert "killed by SIGILL" in text
     assert "not installed: absentee" in text
     assert "Some CPU" in text
-    assert "Spearman" not in text  # nobody has one
+    assert "Spearman" not in text  # no row has one
 
 
 def test_quality_is_shown_to_four_digits(results: Results) -> None:
@@ -50,7 +51,7 @@ def test_quality_is_shown_to_four_digits(results: Results) -> None:
 
 def test_results_of_the_first_format_are_read(results: Results, tmp_path: Path) -> None:
     file = tmp_path / "old.json"
-    save_results(results, file)
+    file.write_text(to_json(results), encoding="utf-8")
     content = json.loads(file.read_text(encoding="utf-8")) | {"format_version": 1}
     for row in content["rows"]:
         del row["quality"], row["max_error"], row["correlation"]
@@ -67,7 +68,7 @@ def test_markdown_rows_have_equal_columns(results: Results) -> None:
 
 def test_json_holds_everything(results: Results, tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    save_results(results, file)
+    file.write_text(to_json(results), encoding="utf-8")
     assert load_results(file) == results
 
 
@@ -122,7 +123,7 @@ def test_a_browser_shows_the_page(results: Results, tmp_path: Path) -> None:
 
 def compare(before: Results, after: Results, folder: Path, *options: str) -> tuple[int, str]:
     for name, one in (("a.json", before), ("b.json", after)):
-        save_results(one, folder / name)
+        (folder / name).write_text(to_json(one), encoding="utf-8")
     done = CliRunner().invoke(cli.compare, [str(folder / "a.json"), str(folder / "b.json"), *options])
     return done.exit_code, done.output
 

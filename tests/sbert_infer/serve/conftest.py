@@ -1,8 +1,9 @@
-"""Real servers on free ports, with a small real model, for tests that talk to them over a socket."""
+"""Real servers on free ports, with a small real model, for tests over real sockets."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ STARTING_S = 60
 
 @dataclass
 class Running:
-    """A server in a thread of this process. `url` has no slash at the end; `client` has it as its base."""
+    """A server in a thread of this process. `url`, the base of `client`, ends without a slash."""
 
     server: Server
     thread: threading.Thread
@@ -34,7 +35,7 @@ class Running:
         return self.client.post(path, json=body, **options)
 
     def stop(self) -> None:
-        """As SIGTERM would; returns when all is closed."""
+        """Stop as SIGTERM would; returns when everything is closed."""
         self.client.close()
         if self.thread.is_alive():
             self.server.stop_soon()
@@ -71,6 +72,14 @@ def start(settings: Settings) -> Running:
     return Running(server, thread, urls[0], httpx.Client(base_url=urls[0], headers=headers, timeout=30))
 
 
+def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.005)
+
+
 @pytest.fixture(scope="session")
 def served_onnx(export_checkpoint: Callable[..., Path]) -> Path:
     """The small model that the servers serve: 32 numbers a vector, of any length, and two prompts.
@@ -82,7 +91,7 @@ def served_onnx(export_checkpoint: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def make_variant(served_onnx: Path, tmp_path: Path) -> Callable[..., Path]:
-    """`make_variant("name", similarity="dot", ...)`: the same graph with other entries in its manifest."""
+    """`make_variant("name", similarity="dot", ...)`: the same graph with a changed manifest."""
 
     def make(name: str, **changes: Any) -> Path:
         artifact = open_artifact(served_onnx)
@@ -96,7 +105,7 @@ def make_variant(served_onnx: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 def _graph_size(path: Path) -> int:
-    """Where the metadata begin, as the last entry of the file says."""
+    """Where the metadata begins, as the last entry of the file says."""
     return int(path.read_bytes()[-16:])
 
 

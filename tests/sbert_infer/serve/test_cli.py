@@ -1,4 +1,4 @@
-"""The command's words: help, and one line for each mistake."""
+"""The command's help, and one line for each mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Real clients, unmodified, in an environment of their own (tests/clients.txt), against a real server with MiniLM."""
+"""Real clients, unmodified, against a real server with MiniLM.
+
+They have an environment of their own: see tests/clients.txt.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import base64
 import json
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 from sbert_infer import Engine
 from sbert_infer.serve.settings import ModelFile, Settings
 from tests.doubles.backend import FakeBackend, Gate
-from tests.sbert_infer.serve.conftest import Running, start
+from tests.sbert_infer.serve.conftest import Running, start, until
 
 ROOT = Path(__file__).parents[3]
 PYTHON = Path(os.environ.get("SBERT_INFER_CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))
@@ -54,12 +56,12 @@ def expected(minilm_onnx: Path) -> Any:
 
 
 def run_client(name: str, url: str, *, newest: bool = True, **given: Any) -> Any:
-    """What a script in clients/ prints, the last line of it."""
+    """The last line that a script in clients/ prints."""
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": os.environ.get("HOME", ""),
         "PYTHONUTF8": "1",
-        # Nothing but the server is to be asked.
+        # No requests to anything but the server.
         "ANONYMIZED_TELEMETRY": "False",
         "HAYSTACK_TELEMETRY_ENABLED": "False",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -77,7 +79,10 @@ def run_client(name: str, url: str, *, newest: bool = True, **given: Any) -> Any
 
 
 def check(vectors: dict[str, list[list[float]]], expected: Any) -> None:
-    """What a client got are the vectors, in order: of all texts, of all that aren't empty, or of the first few."""
+    """Check the vectors that a client got, in order.
+
+    They are of all texts, of all that aren't empty, or of the first few of those.
+    """
     filled = expected[[index for index, text in enumerate(TEXTS) if text]]
     for name, found in vectors.items():
         whole = expected if len(found) == len(expected) else filled[: len(found)]
@@ -86,7 +91,7 @@ def check(vectors: dict[str, list[list[float]]], expected: Any) -> None:
 
 
 def test_texts_can_be_told_apart(expected: Any) -> None:
-    """Or the order of the vectors would not be checked."""
+    """Otherwise the order of the vectors would not be checked."""
     cosines = expected @ expected.T - np.eye(len(expected))
     assert cosines.max() < 0.9999
 
@@ -168,10 +173,7 @@ def test_openai_waits_as_told_before_it_tries_again(
                 held.append(threads.submit(server.post, "/embed", {"inputs": f"held {number}"}))
                 assert gate.entered.acquire(timeout=20)
             held.append(threads.submit(server.post, "/embed", {"inputs": [str(number) for number in range(20)]}))
-            end = time.monotonic() + 20
-            while not server.server.models.first.stats().queued_texts:
-                assert time.monotonic() < end, "it never waits"
-                time.sleep(0.01)
+            until(lambda: server.server.models.first.stats().queued_texts > 0)
             call = {"input": [f"{number}" for number in range(20)], "max_retries": 1}
             (answer,) = run_client("openai_errors", server.url, model="small", calls=[call])
         finally:

@@ -1,9 +1,8 @@
-"""When the model fails, is overloaded, or clients leave: who hears what. A double stands in for the model."""
+"""What clients are told when a model fails or is overloaded. A double stands in for the model."""
 
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -14,14 +13,14 @@ import numpy as np
 import pytest
 
 from tests.doubles.backend import FakeBackend, Gate, Vectors, run_ids
-from tests.sbert_infer.serve.conftest import Running
+from tests.sbert_infer.serve.conftest import Running, until
 
 BAD = "a bad text"
 
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend]:
-    """The doubles of a model's backend, in the order they were opened. The first serves until it breaks."""
+    """Doubles of the backend, in the order they were opened. The first serves until it breaks."""
     made: list[FakeBackend] = []
 
     def open_fake(*_: object) -> FakeBackend:
@@ -63,13 +62,6 @@ def hold_workers(server: Running, gate: Gate, threads: ThreadPoolExecutor) -> li
     return held
 
 
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.005)
-
-
 # Bad texts ----------------------------------------------------------------------------------------
 
 
@@ -82,7 +74,7 @@ def refuse(vectors: Vectors, found: Any) -> None:
 
 
 @pytest.mark.parametrize(("do", "message"), [(spoil, "gives NaN or infinity for"), (refuse, "fails on")])
-def test_a_bad_text_is_named_and_hurts_nobody_else(
+def test_a_bad_text_is_named_and_affects_no_other_request(
     start_server: Callable[..., Running], fakes: list[FakeBackend], do: Callable[[Vectors, Any], object], message: str
 ) -> None:
     server = start_server()
@@ -186,7 +178,6 @@ def test_with_a_full_queue_a_request_is_not_even_read(
         engine._queue.scheduler.limits = replace(
             engine._queue.scheduler.limits, max_queue_tokens=engine.stats().queued_tokens
         )
-        time.sleep(0.02)  # what the gate last heard is too old by now
         for path in ("/v1/embeddings", "/embed", "/"):
             response = server.client.post(path, content=b"not even JSON", headers={"content-type": "application/json"})
             assert response.status_code == 429, path
@@ -212,7 +203,7 @@ def test_a_deadline(start_server: Callable[..., Running], fakes: list[FakeBacken
 
 
 def leave(server: Running, text: str) -> None:
-    """Ask, and go without waiting for the answer."""
+    """Send a request, and close without waiting for the response."""
     url = httpx.URL(server.url)
     assert url.port is not None
     body = b'{"inputs": "%s"}' % text.encode()
@@ -223,7 +214,7 @@ def leave(server: Running, text: str) -> None:
 def test_a_client_that_leaves_after_a_large_body_is_noticed(
     start_server: Callable[..., Running], fakes: list[FakeBackend], gate: Gate
 ) -> None:
-    """Reading pauses while a large body is taken in, and a closed connection is only seen while reading."""
+    """Reading pauses during a large body, but a closed connection is only seen while reading."""
     server = start_server()
     stats = server.server.models.first.stats
     fakes[0].fault = gate

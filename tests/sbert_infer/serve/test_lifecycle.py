@@ -154,7 +154,7 @@ def test_sighup_reloads(start_process: Start) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_for_logs_hurts_nobody(start_process: Start) -> None:
+def test_a_full_disk_for_logs_affects_no_request(start_process: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = start_process("--port", str(port), stderr=Path("/dev/full"))
@@ -167,7 +167,7 @@ def test_a_full_disk_for_logs_hurts_nobody(start_process: Start) -> None:
 
 def test_open_to_the_network_without_keys_is_said(start_process: Start) -> None:
     process = start_process("--host", "0.0.0.0")  # noqa: S104
-    process.wait_for("warning: anybody who can reach http://0.0.0.0:")
+    process.wait_for("warning: anyone who can reach http://0.0.0.0:")
     assert process.exit() == 0
 
 

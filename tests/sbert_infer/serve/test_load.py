@@ -1,4 +1,4 @@
-"""Many clients at once: each gets an answer, once, and it is its own."""
+"""Many clients at once: each request gets one response, with its own vectors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def load(url: str, texts: list[str]) -> list[tuple[list[int], Any]]:
     return found
 
 
-def test_everybody_gets_their_own_vectors(server: Running, minilm_onnx: Path, texts: list[str]) -> None:
+def test_every_request_gets_its_own_vectors(server: Running, minilm_onnx: Path, texts: list[str]) -> None:
     with Engine(minilm_onnx) as engine:
         expected = engine.encode(texts)
     cosines = expected @ expected.T - np.eye(len(texts))
@@ -78,7 +78,7 @@ def test_everybody_gets_their_own_vectors(server: Running, minilm_onnx: Path, te
 
 
 def answered(server: Running) -> Counter[str]:
-    """Answers by status, as the server counted them, of the routes that embed."""
+    """Responses of the routes that embed by status, as the server counted them."""
     counted: Counter[str] = Counter()
     for line in server.client.get("/metrics").text.splitlines():
         if line.startswith("sbert_http_requests_total{route=") and "/embed" in line:

@@ -1,4 +1,4 @@
-"""What Prometheus sees."""
+"""Metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def of(samples: Samples, name: str, **labels: str) -> float:
 def test_every_request_and_text_is_counted(start_server: Callable[..., Running]) -> None:
     server = start_server(auto_truncate=True)
     fresh = scrape(server)
-    assert of(fresh, "sbert_requests_total", model="small") == 0  # the warm-up is not somebody's request
+    assert of(fresh, "sbert_requests_total", model="small") == 0  # the warm-up is no client's request
     assert of(fresh, "sbert_stage_seconds_count", model="small", stage="run") == 0
     texts = ["A cat sat.", "word " * 500, "A feline."]
     tokens = server.post("/v1/embeddings", {"input": texts}).json()["usage"]["prompt_tokens"]

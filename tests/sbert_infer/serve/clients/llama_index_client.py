@@ -1,4 +1,4 @@
-"""llama-index-embeddings-text-embeddings-inference: batches of 128, sync and async, and a text that is too long."""
+"""llama-index with text-embeddings-inference: batches of 128, sync and async, and a long text."""
 
 # mypy: disable-error-code="import-not-found"
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests that are refused before anything is made of them: still HTTP, counted, and only for those with a key."""
+"""The admission check: its refusals are still HTTP, are counted and logged, and need a key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from tests.sbert_infer.serve.conftest import Running
+from tests.sbert_infer.serve.conftest import Running, until
 from tests.sbert_infer.serve.http.test_limits import BODY, connect, read_all, send_head
 
 
@@ -22,16 +22,14 @@ def crowded(server: Running) -> Iterator[None]:
     scheduler = server.server.models.first.engine._queue.scheduler
     most = scheduler.limits.max_queue_tokens
     scheduler.reserved_tokens += most
-    time.sleep(0.02)  # what the gate last heard is too old by now
     try:
         yield
     finally:
         scheduler.reserved_tokens -= most
-        time.sleep(0.02)
 
 
 def read_answers(connection: socket.socket, number: int) -> list[tuple[bytes, bytes]]:
-    """So many answers: their heads and bodies."""
+    """Read so many responses: their heads and bodies."""
     data = b""
     answers: list[tuple[bytes, bytes]] = []
     while len(answers) < number:
@@ -79,7 +77,20 @@ def test_refusals_are_counted(server: Running) -> None:
     assert counted() == [count + 3 for count in before]
 
 
-def test_only_those_with_a_key_hear_of_the_queue(start_server: Callable[..., Running]) -> None:
+def test_refusals_are_logged_in_one_line_a_second(
+    start_server: Callable[..., Running], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = start_server()
+    with caplog.at_level("INFO"), crowded(server):
+        for _ in range(3):
+            assert server.post("/embed", {"inputs": "a cat"}).status_code == 429
+        until(lambda: any(line.startswith("refused") for line in caplog.messages))
+    lines = [line for line in caplog.messages if line.startswith("refused")]
+    assert lines[0].endswith("requests with 429: the server is overloaded")
+    assert [record for record in caplog.records if hasattr(record, "record") and record.record.status == 429] == []
+
+
+def test_the_queue_is_revealed_only_with_a_key(start_server: Callable[..., Running]) -> None:
     server = start_server(keys=("secret",))
     with crowded(server):
         stranger = httpx.post(f"{server.url}/embed", json={"inputs": "a cat"})
@@ -96,7 +107,7 @@ def test_a_page_of_another_origin_can_read_its_refusal(start_server: Callable[..
     assert answer.headers["access-control-allow-origin"] == "https://page.example"
 
 
-def test_requests_in_a_row_get_their_answers_in_order(server: Running) -> None:
+def test_pipelined_requests_get_their_responses_in_order(server: Running) -> None:
     names = ("first", "second", "third")
     with crowded(server), connect(server) as connection:
         for name in names:
@@ -115,8 +126,8 @@ def ask(text: str, key: str = "secret") -> bytes:
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-def test_one_who_asks_again_and_again(start_server: Callable[..., Running]) -> None:
-    """What differs in nothing but its body is refused without a look at it, and served as soon as that is possible."""
+def test_repeated_requests_on_one_connection(start_server: Callable[..., Running]) -> None:
+    """Each request is refused while the queue is full, and served as soon as it is not."""
     server = start_server(keys=("secret",))
     texts = ("a", "a cat", "a cat sat on a mat " * 5, "")
     with connect(server) as connection:
@@ -160,13 +171,13 @@ def test_a_body_that_looks_like_a_request_is_none(start_server: Callable[..., Ru
         read_answers(connection, 1)
         connection.settimeout(0.3)
         with pytest.raises(TimeoutError):
-            connection.recv(1)  # no second answer
+            connection.recv(1)  # no second response
         connection.settimeout(20)
         connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
         assert read_answers(connection, 1)[0][0].startswith(b"HTTP/1.1 200")
 
 
-def test_one_who_sends_an_empty_line_in_between(start_server: Callable[..., Running]) -> None:
+def test_an_empty_line_between_requests(start_server: Callable[..., Running]) -> None:
     server = start_server(read_timeout_s=0.5)
     with crowded(server), connect(server) as connection:
         connection.sendall(ask("a cat"))
@@ -178,7 +189,7 @@ def test_one_who_sends_an_empty_line_in_between(start_server: Callable[..., Runn
             assert read_answers(connection, 1)[0][0].startswith(b"HTTP/1.1 429")
 
 
-def test_one_who_is_refused_again_and_again_is_not_idle(
+def test_a_connection_that_is_refused_repeatedly_is_not_idle(
     start_server: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = start_server()
@@ -186,7 +197,7 @@ def test_one_who_is_refused_again_and_again_is_not_idle(
     assert http is not None
     monkeypatch.setattr(http.config, "timeout_keep_alive", 1)
     with crowded(server), connect(server) as connection:
-        for number in range(12):  # for longer than a connection may idle
+        for number in range(12):  # for longer than a connection may be idle
             connection.sendall(ask(f"text {number}"))
             assert read_answers(connection, 1)[0][0].startswith(b"HTTP/1.1 429")
             time.sleep(0.15)
@@ -210,20 +221,17 @@ def test_a_body_that_comes_late_or_never(start_server: Callable[..., Running]) -
         assert read_answers(late, 1)[0][0].startswith(b"HTTP/1.1 429")
 
 
-def test_those_who_leave_are_counted_as_such(start_server: Callable[..., Running]) -> None:
+def test_clients_that_leave_are_counted_as_such(start_server: Callable[..., Running]) -> None:
     server = start_server()
     with crowded(server):
         with connect(server) as connection:
             send_head(connection, len(BODY))
             time.sleep(0.1)
-        end = time.monotonic() + 20
-        while 'status="499"' not in httpx.get(f"{server.url}/metrics").text:
-            assert time.monotonic() < end, "nobody noticed"
-            time.sleep(0.01)
+        until(lambda: 'status="499"' in httpx.get(f"{server.url}/metrics").text)
     assert 'status="429"' not in httpx.get(f"{server.url}/metrics").text
 
 
-def test_an_answer_at_the_end(start_server: Callable[..., Running]) -> None:
+def test_a_response_during_shutdown(start_server: Callable[..., Running]) -> None:
     server = start_server()
     with crowded(server), connect(server) as connection:
         send_head(connection, len(BODY))
@@ -249,7 +257,7 @@ def test_what_is_not_ordinary_is_not_read_either(server: Running, content: bytes
 def test_a_refusal_does_not_end_what_comes_behind_it(
     start_server: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one piece: one that is refused, one that is passed on. The second takes longer than a connection may idle."""
+    """Two requests in one piece: the second takes longer than a connection may be idle."""
     server = start_server(keys=("secret",))
     http = server.server._uvicorn
     assert http is not None
@@ -277,5 +285,5 @@ def test_other_ways_to_ask(server: Running, extra: str) -> None:
         send_head(connection, len(BODY), extra=extra)
         connection.sendall(BODY)
         answer = read_all(connection)
-    assert b"HTTP/1.1 429" in answer  # one may be told to go on, before
+    assert b"HTTP/1.1 429" in answer  # after "100 Continue", perhaps
     assert b"connection: close" in answer

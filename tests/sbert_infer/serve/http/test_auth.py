@@ -1,4 +1,4 @@
-"""Who gets in: keys on every route but the probes."""
+"""Keys are needed on every route but the probes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_error_of_openai_is_in_its_own_form(server_with_keys: Running) -> Non
     assert response.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_a_refused_upload_still_gets_its_answer(server_with_keys: Running) -> None:
+def test_a_refused_upload_still_gets_its_response(server_with_keys: Running) -> None:
     response = httpx.post(f"{server_with_keys.url}/embed", content=b" " * 8_000_000)
     assert response.status_code == 401
 

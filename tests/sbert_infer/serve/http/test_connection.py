@@ -1,4 +1,4 @@
-"""How the bytes of an answer are sent."""
+"""How the bytes of a response are sent."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_head_and_body_are_one_write(wire: Any) -> None:
     assert wire.writes[1:] == [b"more of it"]
 
 
-def test_the_server_answers_in_one_write(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_responds_in_one_write(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     class Watched(_HeadWithBody):
         def __init__(self, transport: Any) -> None:
             writes: list[bytes] = []

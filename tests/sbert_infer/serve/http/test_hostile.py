@@ -1,4 +1,4 @@
-"""Clients that mean harm, or can't speak HTTP: a server in a process of its own keeps its memory, and goes on."""
+"""Hostile clients, and clients that do not speak HTTP: memory is bounded, others are served."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import re
 import select
 import socket
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.sbert_infer.serve.conftest import Running
+from tests.sbert_infer.serve.conftest import Running, until
 from tests.sbert_infer.serve.test_lifecycle import Process
 
 JSON = {"content-type": "application/json"}
@@ -41,7 +40,7 @@ class Victim:
         return socket.create_connection((self.client.base_url.host, self.client.base_url.port), timeout=30)
 
     def says(self, *sent: bytes) -> bytes:
-        """All that comes back until the server closes."""
+        """Send some bytes, and read until the server closes."""
         said = b""
         with self.connect() as connection, contextlib.suppress(ConnectionError):
             for data in sent:
@@ -55,7 +54,7 @@ class Victim:
         return float(value)
 
     def peak_mb(self) -> float:
-        """The most memory that it ever had."""
+        """The peak of the server's memory."""
         status = Path(f"/proc/{self.process.process.pid}/status").read_text()
         return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1024
 
@@ -71,13 +70,6 @@ def victim(served_onnx: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         assert "unexpected" not in log.read_text()
     finally:
         process.process.kill()
-
-
-def until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.005)
 
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux, to see a process's memory")
@@ -145,7 +137,7 @@ def test_a_text_without_end_is_refused(victim: Victim) -> None:
         assert f"input 1 has {len(text)} characters, at most {MB} are read" in response.json()["error"]
 
 
-def test_a_text_that_takes_long_holds_up_nobody(victim: Victim) -> None:
+def test_a_text_that_takes_long_holds_up_no_other_request(victim: Victim) -> None:
     calls = victim.metric('sbert_requests_total{model="small"}')
     with ThreadPoolExecutor(1) as threads:
         slow = threads.submit(victim.client.post, "/embed", json={"inputs": [" " * (MB - n) for n in range(4)]})

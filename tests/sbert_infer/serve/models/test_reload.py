@@ -75,7 +75,7 @@ def test_a_new_model_takes_over_and_no_request_is_lost(
     np.testing.assert_allclose(vector(server, "A cat sat."), either[1], atol=1e-6)
     metrics = server.client.get("/metrics").text
     assert 'sbert_reloads_total{model="small",result="ok"} 3.0' in metrics
-    assert f'sbert_requests_total{{model="small"}} {sum(count) + 1}.0' in metrics  # also those of engines that are gone
+    assert f'sbert_requests_total{{model="small"}} {sum(count) + 1}.0' in metrics  # closed engines included
 
 
 def test_a_bad_file_changes_nothing(start_server: Callable[..., Running], file: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_bad_file_changes_nothing(start_server: Callable[..., Running], file: 
             file.write_bytes(content)
         response = server.post("/admin/reload", None)
         assert response.status_code == 409
-        assert "small was not reloaded, the model opened before goes on: served.onnx" in response.json()["error"]
+        assert "small was not reloaded, the model opened before still serves: served.onnx" in response.json()["error"]
         assert str(file.parent) not in response.text
         if content is None:
             file.touch()
@@ -108,7 +108,7 @@ def test_a_browser_may_not_reload(start_server: Callable[..., Running], file: Pa
     assert "Bearer" in response.json()["error"]
 
 
-def test_without_keys_nobody_may_reload(server: Running) -> None:
+def test_there_is_no_reload_without_keys(server: Running) -> None:
     response = server.post("/admin/reload", None)
     assert response.status_code == 403
     assert "SIGHUP" in response.json()["error"]

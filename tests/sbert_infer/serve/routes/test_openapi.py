@@ -1,4 +1,4 @@
-"""The description of the server, and the server, say the same."""
+"""The server does what its description says."""
 
 from __future__ import annotations
 

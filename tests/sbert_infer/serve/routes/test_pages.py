@@ -38,7 +38,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Watched:
-    """A page, with all it asks for and complains about."""
+    """A page, with all its requests and errors."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -57,12 +57,12 @@ class Watched:
         return self.page.locator(f"dt:text-is('{label}')").locator("xpath=following-sibling::dd[1]").inner_text()
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Until it holds."""
+        """Wait until it holds."""
         for _ in range(WAIT_MS // 50):
             if condition():
                 return
             self.page.wait_for_timeout(50)
-        pytest.fail(f"the page does not come to it; it shows:\n{self.text('body')}")
+        pytest.fail(f"the page never showed it; it shows:\n{self.text('body')}")
 
     def wait_for_status(self, status: str) -> None:
         self.wait(lambda: self.text("#status") == status)
@@ -124,8 +124,7 @@ def sum_of(server: Running, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
 
 
-# Two answers of /metrics, a stand-in for the server's: exact figures can be told only of known
-# counts.
+# Two responses of /metrics that stand in for the server's: exact values need known counts.
 BEFORE, AFTER = (
     f"""# HELP sbert_ready one "model" with an odd name
 sbert_ready{{model="a\\\\b \\"<i>\\""}} {ready}
@@ -151,7 +150,7 @@ process_start_time_seconds 1.0
 def test_figures_are_taken_between_two_scrapes(server: Running, open_page: Callable[..., Watched]) -> None:
     answers = itertools.chain([BEFORE], itertools.repeat(AFTER))
     watched = open_page(server.url, route=lambda route: route.fulfill(body=next(answers), content_type="text/plain"))
-    watched.wait(lambda: watched.value("tokens a batch") == "400")
+    watched.wait(lambda: watched.value("tokens per batch") == "400")
     # Of 100 calls half took up to 10 ms, half 10 to 100 ms.
     assert [watched.value(p) for p in ("p50", "p95", "p99")] == ["10 ms", "91 ms", "98 ms"]
     assert watched.value("padding") == "20 %"

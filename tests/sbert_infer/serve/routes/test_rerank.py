@@ -1,4 +1,4 @@
-"""/rerank and /predict with a real reranker, and what they and the other routes say to the wrong kind of model."""
+"""/rerank and /predict with a real reranker, and all routes with the wrong kind of model."""
 
 from __future__ import annotations
 
