@@ -17,10 +17,5 @@ NOT_YET: dict[str, Any] = {
         "README.md",
         "docs/adr/0011-server.md",
         "docs/benchmarks.md",
-        "docs/kernels.md",
-        "docs/paper.md",
-        "docs/quality.md",
-        "docs/serving.md",
-        "kernels/README.md",
     },
 }

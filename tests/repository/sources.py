@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import sys
 from collections.abc import Mapping
@@ -55,7 +56,13 @@ class Module:
     @cached_property
     def tree(self) -> ast.Module:
         """The parsed source."""
-        return ast.parse(self.text)
+        # Without garbage collection: objects that it destroys may have a traceback printed, which
+        # parses, too, and CPython up to 3.11.7 can't do one within the other (gh-106905).
+        gc.disable()
+        try:
+            return ast.parse(self.text)
+        finally:
+            gc.enable()
 
 
 @cache
