@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# No deadline for an example: tests must not depend on how fast the machine is.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 # Limit torch to one thread per process: there are as many test processes as cores, and waiting
 # threads spin. This must be set before anything imports torch, which reads it only once.

@@ -9,6 +9,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+CLOSED = "the engine was closed during this call"
+
 Array = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 

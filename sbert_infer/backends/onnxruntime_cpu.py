@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sbert_infer._util.cores import usable_cores
-from sbert_infer.backends.base import Array, Batch
+from sbert_infer.backends.base import CLOSED, Array, Batch
 from sbert_infer.backends.onnxruntime_session import Graph, OnnxModel, import_onnxruntime, open_session
 from sbert_infer.errors import EngineError
 
@@ -68,7 +68,7 @@ class OnnxBackend:
         try:
             session = self._begin(alone)
             if session is None:
-                raise EngineError("the engine was closed during this call")
+                raise EngineError(CLOSED)
             found: list[Array] = session.run(outputs, self._graph.feed(batch))
             return found
         except EngineError:

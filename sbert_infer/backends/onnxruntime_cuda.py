@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.backends.base import Array, Batch
+from sbert_infer.backends.base import CLOSED, Array, Batch
 from sbert_infer.backends.onnxruntime_session import Graph, OnnxModel, import_onnxruntime, open_session
 from sbert_infer.errors import EngineError
 
@@ -42,7 +42,7 @@ class OnnxCudaBackend:
         gpu, session = self._free.get()
         try:
             if self._closed:
-                raise EngineError("the engine was closed during this call")
+                raise EngineError(CLOSED)
             return _run(session, gpu, self._graph.feed(batch), outputs)
         except EngineError:
             raise

@@ -21,7 +21,7 @@ from sbert_infer.embed.job import Job
 from sbert_infer.embed.progress import Progress
 from sbert_infer.embed.read.parts import Part, cut_parts
 from sbert_infer.embed.write.journal import Journal, PartStats, open_journal
-from sbert_infer.embed.write.output import Output, at_once, write_bad_rows, write_output
+from sbert_infer.embed.write.output import OutputFile, at_once, write_bad_rows, write_output
 from sbert_infer.encode.output import Window
 from sbert_infer.encode.precision import reduce_precision
 from sbert_infer.engine import Engine
@@ -34,7 +34,7 @@ _THREAD = "sbert-embed"  # name of the threads that read and write
 
 def embed(
     job: Job,
-    target: Output,
+    target: OutputFile,
     *,
     workers: int | None = None,
     stop_at_bad_row: bool = False,
@@ -58,7 +58,7 @@ def embed(
     return summary
 
 
-def _check_output(target: Output, job: Job, *, force: bool) -> None:
+def _check_output(target: OutputFile, job: Job, *, force: bool) -> None:
     if target.path.is_dir():
         raise EmbedError(f"{target.path} is a folder: name a file")
     if any(target.path.resolve() == Path(source.path).resolve() for source in job.sources):
@@ -166,7 +166,7 @@ def _first_bad(part: Part) -> str:
     return f"{bad.file}, {place}: {bad.problem.reason}; without --on-error fail it would be set aside"
 
 
-def _summary(target: Output, journal: Journal, progress: Progress, before: int) -> str:
+def _summary(target: OutputFile, journal: Journal, progress: Progress, before: int) -> str:
     stats, seconds = journal.stats, max(progress.seconds, 1e-9)
     size = target.path.stat().st_size
     speed = f"{progress.texts / seconds:,.0f} texts/s, {progress.tokens / seconds:,.0f} tokens/s"

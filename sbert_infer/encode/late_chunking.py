@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Encoding
 
 from sbert_infer.artifact.manifest import Manifest
 from sbert_infer.encode.output import EncodeStats
 from sbert_infer.encode.pipeline import Pipeline
 from sbert_infer.encode.tokens import TokensOutput, check_has_tokens
 from sbert_infer.similarity import unit_rows
-from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
+from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer, special_ends
 
 Array = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -33,7 +32,7 @@ _OVERLAP = 4  # neighbouring windows share at least a quarter of their tokens
 
 
 @dataclass(frozen=True)
-class Window:
+class TokenWindow:
     """The tokens from `start` to `stop`, which run together; those from `first` to `last` are used.
 
     Both ends are exclusive. The other tokens are context; they get vectors from other windows.
@@ -53,7 +52,7 @@ class _Document:
     body: list[int]
     tail: list[int]  # special tokens at the end
     positions: Ids  # for each token of the body, the character that decides which span it belongs to
-    windows: list[Window]  # of the body
+    windows: list[TokenWindow]  # of the body
 
     @property
     def runs(self) -> list[list[int]]:
@@ -130,22 +129,22 @@ def _groups(documents: Sequence[_Document]) -> Iterator[slice]:
         start = stop
 
 
-def plan_windows(tokens: int, most: int) -> list[Window]:
+def token_windows(tokens: int, most: int) -> list[TokenWindow]:
     """Return overlapping windows of at most `most` tokens that cover `tokens` evenly.
 
     A token in two windows gets its vector from the one in which it is farther from the edge.
 
-    >>> plan_windows(10, 8)
-    [Window(start=0, stop=8, first=0, last=5), Window(start=2, stop=10, first=5, last=10)]
+    >>> token_windows(10, 8)
+    [TokenWindow(start=0, stop=8, first=0, last=5), TokenWindow(start=2, stop=10, first=5, last=10)]
     """
     if tokens <= most:
-        return [Window(0, tokens, 0, tokens)]
+        return [TokenWindow(0, tokens, 0, tokens)]
     overlap = most // _OVERLAP
     count = -(-(tokens - overlap) // (most - overlap))
     starts = [index * (tokens - most) // (count - 1) for index in range(count)]
     cuts = [(start + following + most) // 2 for start, following in pairwise(starts)]
     return [
-        Window(start, start + most, first, last)
+        TokenWindow(start, start + most, first, last)
         for start, first, last in zip(starts, [0, *cuts], [*cuts, tokens], strict=True)
     ]
 
@@ -164,7 +163,8 @@ def _checked(text: str, spans: Any, name: str) -> Ids:
 def _tokenize(tokenizer: Tokenizer, from_left: bool, prompt: str, text: str) -> _Document:
     encoding = tokenizer.backend.encode_batch([prompt + text])[0]  # `encode` would hold the GIL
     pieces = [encoding, *encoding.overflowing]  # each cut to the limit, with special tokens
-    front, back = _special_tokens(pieces[0])
+    before, after = special_ends(encoding)
+    front, back = encoding.ids[:before], encoding.ids[len(encoding.ids) - after :]
     tokens = [
         (id, offset)
         for piece in (reversed(pieces) if from_left else pieces)
@@ -178,15 +178,7 @@ def _tokenize(tokenizer: Tokenizer, from_left: bool, prompt: str, text: str) -> 
     if (most := tokenizer.max_length - len(head) - len(back)) < 1:
         raise ValueError(f"the prompt leaves no room for the document: it has {len(head) + len(back)} tokens")
     positions = np.minimum(positions[prompted:], max(0, len(text) - 1))
-    return _Document(head, ids[prompted:], back, positions, plan_windows(len(ids) - prompted, most))
-
-
-def _special_tokens(encoding: Encoding) -> tuple[list[int], list[int]]:
-    """Return the special tokens before the text, and those after it."""
-    added = encoding.special_tokens_mask
-    front = added.index(0) if 0 in added else len(added)
-    back = added[front:][::-1].index(0) if 0 in added else 0
-    return encoding.ids[:front], encoding.ids[len(added) - back :]
+    return _Document(head, ids[prompted:], back, positions, token_windows(len(ids) - prompted, most))
 
 
 def _first_characters(text: str, offsets: Ids) -> Ids:

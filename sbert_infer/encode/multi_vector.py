@@ -59,7 +59,7 @@ class MultiVectorOutput(Output):
         self.role = role_of(manifest, options.task)
         self.max_length = self.role.max_length
         self.normalize, self.padding_side = options.normalize_embeddings, manifest.padding_side
-        self._truncation_side, self._ends = manifest.truncation_side, _special_tokens(tokenizer)
+        self._truncation_side, self._ends = manifest.truncation_side, tokenizer.special_ends()
 
     def fit(self, tokenized: TokenizedTexts) -> TokenizedTexts:
         """Cut each text to the role's limit and fill up short ones with the expansion token."""
@@ -91,14 +91,6 @@ class _Rows(Collector):
     def result(self, order: Indices | None) -> list[Array]:
         each = reordered(self._each, order)
         return [unit_rows(vectors) for vectors in each] if self._output.normalize else each
-
-
-def _special_tokens(tokenizer: Tokenizer) -> tuple[int, int]:
-    """Return the number of special tokens before a text, and after it."""
-    added = tokenizer.backend.encode("a").special_tokens_mask
-    if 0 not in added:
-        return len(added), 0
-    return added.index(0), added[::-1].index(0)
 
 
 def _fitted(tokenized: TokenizedTexts, role: Role, ends: tuple[int, int], truncation_side: str) -> TokenizedTexts:

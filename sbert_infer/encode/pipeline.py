@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sbert_infer.backends.base import Array, Backend, Batch
+from sbert_infer.backends.base import CLOSED, Array, Backend, Batch
 from sbert_infer.encode.output import Collector, EncodeStats, Indices, Output, Window
 from sbert_infer.errors import EngineError, TextError, TruncationError
 from sbert_infer.text.batching import BatchRows, cut_batches
@@ -30,7 +30,6 @@ Progress = Callable[[int], object]  # called with the number of texts finished s
 
 # Texts that are sorted together: enough for little padding, few enough to bound memory.
 WINDOW_TEXTS = 4096
-_CLOSED = "the engine was closed during this call"
 
 
 def no_progress(count: int) -> None:
@@ -91,7 +90,7 @@ class Pipeline:
                 unique, inverse = unique_texts(chunk)
                 tokenized = output.fit((tokenizer or self.tokenizer)(prepend(prompt, unique) if prompt else unique))
                 if not allow_truncation:
-                    self._refuse_truncation(tokenized, inverse, start, output)
+                    self.refuse_truncation(tokenized, inverse, output, start)
                 run = _Run(self, tokenized, output, prompt_length, start, inverse)
                 run.begin(max_batch_texts, is_wanted)
                 running.append(run)
@@ -128,6 +127,15 @@ class Pipeline:
         """Return a batch of some texts, padded to `length` tokens on the model's padding side."""
         return Batch(*tokenized.padded(rows, length, self._pad_id, self._padding_side), prompt_length)
 
+    def refuse_truncation(
+        self, tokenized: TokenizedTexts, inverse: Indices | None, output: Output, start: int = 0
+    ) -> None:
+        """Raise if a text was truncated. The first text is number `start` of the call."""
+        if tokenized.cut():
+            first = int((tokenized.truncated if inverse is None else tokenized.truncated[inverse]).argmax())
+            limit = output.max_length or self.tokenizer.max_length
+            raise TruncationError(start + first, limit, noun=self.noun, texts=tokenized.cut(inverse))
+
     def submit(self, function: Callable[..., Any], *args: object) -> Future[Any]:
         """Run `function` in a worker thread.
 
@@ -135,7 +143,7 @@ class Pipeline:
         """
         with self._lock:
             if self._closed:
-                raise EngineError(_CLOSED)
+                raise EngineError(CLOSED)
             if self._executor is None or self._pid != os.getpid():
                 self._executor = ThreadPoolExecutor(self.backend.workers, thread_name_prefix="sbert-infer")
                 self._pid = os.getpid()
@@ -153,14 +161,6 @@ class Pipeline:
         if missing := [name for name in output.names if name not in self.backend.outputs]:
             what = f"{self.backend.describe()} gives no {', '.join(missing)}"
             raise EngineError(f"{what}: use Engine(..., device='cpu')")
-
-    def _refuse_truncation(
-        self, tokenized: TokenizedTexts, inverse: Indices | None, start: int, output: Output
-    ) -> None:
-        if tokenized.cut():
-            first = int((tokenized.truncated if inverse is None else tokenized.truncated[inverse]).argmax())
-            limit = output.max_length or self.tokenizer.max_length
-            raise TruncationError(start + first, limit, noun=self.noun, texts=tokenized.cut(inverse))
 
 
 class _Run:
@@ -203,7 +203,7 @@ class _Run:
         done = 0
         for future in as_completed(self._futures):
             if future.cancelled():
-                raise EngineError(_CLOSED)
+                raise EngineError(CLOSED)
             done += future.result()
             progress(future.result())
         stats = self._stats()

@@ -22,7 +22,6 @@ from sbert_infer.types import Encoded, OnTruncate, Text
 
 Result = TypeVar("Result")
 
-CLOSED = "the engine was closed during this call"
 _CHARACTERS_PER_TOKEN, _SPECIAL_TOKENS = 4, 3  # approximate
 _LOOK_S = 0.01  # shortest time between checks, each of which goes through all deadlines
 _LATE = "the call was not done in time: raise timeout_s, or send fewer texts at once"

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from sbert_infer.backends.base import Backend
+from sbert_infer.backends.base import CLOSED, Backend
 from sbert_infer.encode.output import Indices
 from sbert_infer.encode.pipeline import Pipeline, unique_texts
-from sbert_infer.errors import EngineError, TruncationError, WorkerError
-from sbert_infer.scheduling.call import CLOSED, Call, CallOptions, Deadlines, guess_tokens
+from sbert_infer.errors import EngineError, WorkerError
+from sbert_infer.scheduling.call import Call, CallOptions, Deadlines, guess_tokens
 from sbert_infer.scheduling.scheduler import Limits, Scheduler
 from sbert_infer.scheduling.stats import AsyncStats, CallCounts
 from sbert_infer.scheduling.tokenizer_pool import TokenizerPool
@@ -179,7 +179,5 @@ class CallQueue:
 
     def _check_truncation(self, tokenized: TokenizedTexts, inverse: Indices | None, options: CallOptions) -> None:
         """Raise if a text was truncated and `on_truncate` is "error"."""
-        if options.on_truncate == "error" and tokenized.cut():
-            first = int((tokenized.truncated if inverse is None else tokenized.truncated[inverse]).argmax())
-            limit, noun = self._pipeline.tokenizer.max_length, self._pipeline.noun
-            raise TruncationError(first, limit, noun=noun, texts=tokenized.cut(inverse))
+        if options.on_truncate == "error":
+            self._pipeline.refuse_truncation(tokenized, inverse, options.output)

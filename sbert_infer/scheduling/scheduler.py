@@ -128,7 +128,7 @@ class Scheduler:
         # next first.
         self._ages: OrderedDict[Request, None] = OrderedDict()
         self._turns: OrderedDict[Request, None] = OrderedDict()
-        self._waiting_texts = self._waiting_tokens = self._planned_tokens = self._running_tokens = 0
+        self._waiting_texts = self._waiting_tokens = self._round_tokens = self._running_tokens = 0
         self._round: deque[Work] = deque()
 
     @property
@@ -156,13 +156,13 @@ class Scheduler:
     def queued_tokens(self) -> int:
         """The number of tokens that have not started, estimated if not counted yet."""
         unread = self._added_tokens - self._read_tokens
-        return self.reserved_tokens + unread + self._waiting_tokens + self._planned_tokens
+        return self.reserved_tokens + unread + self._waiting_tokens + self._round_tokens
 
     def oldest_age(self, now: float) -> float:
         """Return how long the oldest request with texts in the queue has waited, in seconds."""
-        planned = [request.arrival for work in self._round for request, _ in work.parts if not request.ended]
+        ready = [request.arrival for work in self._round for request, _ in work.parts if not request.ended]
         unread = [request.arrival for request in self._unread()]
-        return now - min([*planned, *unread, *(request.arrival for request in islice(self._ages, 1))], default=now)
+        return now - min([*ready, *unread, *(request.arrival for request in islice(self._ages, 1))], default=now)
 
     def check(self, tokens: int, deadline: float, now: float) -> None:
         """Raise if this many tokens do not fit into the queue, or would not be done in time.
@@ -228,12 +228,12 @@ class Scheduler:
                 if self._arrivals and self._waiting_tokens < self.limits.min_batch_tokens:
                     self._read_arrivals(now)
                 elif self._may_leave(now):
-                    self._plan_round(now)
+                    self._cut_round(now)
                 else:
                     return None
                 continue
             work = self._round.popleft()
-            self._planned_tokens -= work.tokens
+            self._round_tokens -= work.tokens
             work.leave_out_dropped(now)
             if work.parts:
                 return self._start(work, now)
@@ -311,7 +311,7 @@ class Scheduler:
         full = self._waiting_tokens >= self.limits.min_batch_tokens
         return full or not self.running or now >= self.wake_at()
 
-    def _plan_round(self, now: float) -> None:
+    def _cut_round(self, now: float) -> None:
         parts = list(self._pick(now))
         if not parts:
             return
@@ -320,7 +320,7 @@ class Scheduler:
         lengths = np.concatenate([request.lengths[rows] for request, rows in parts])
         prompts = np.array([request.prompt_length for request, _ in parts])[owners]
         budget, most = self._budget(lengths), self.limits.max_batch_texts
-        planned: list[tuple[int, Work]] = []
+        ready: list[tuple[int, Work]] = []
         for prompt in np.unique(prompts):  # the model takes one prompt length for a whole batch
             texts = np.flatnonzero(prompts == prompt)
             for batch in cut_batches(lengths[texts], budget, most, edges=self.limits.edges):
@@ -329,9 +329,9 @@ class Scheduler:
                 pieces = [(parts[owners[piece[0]]][0], rows[piece]) for piece in np.split(chosen, cuts)]
                 tokens = int(lengths[chosen].sum())
                 work = Work(pieces, batch.length, int(prompt), texts=len(chosen), tokens=tokens)
-                planned.append((int(chosen[0]), work))
-        self._round.extend(work for _, work in sorted(planned, key=lambda ranked: ranked[0]))
-        self._planned_tokens += int(lengths.sum())
+                ready.append((int(chosen[0]), work))
+        self._round.extend(work for _, work in sorted(ready, key=lambda ranked: ranked[0]))
+        self._round_tokens += int(lengths.sum())
 
     def _budget(self, lengths: Indices) -> int:
         """Return the tokens per batch: the backend's best, or less to give every worker a share.

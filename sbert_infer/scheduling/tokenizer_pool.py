@@ -10,9 +10,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from sbert_infer.backends.base import CLOSED
 from sbert_infer.encode.pipeline import Pipeline
 from sbert_infer.errors import EngineError
-from sbert_infer.scheduling.call import CLOSED, within
+from sbert_infer.scheduling.call import within
 from sbert_infer.text.inputs import characters, prepend
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
 from sbert_infer.types import Text

@@ -147,6 +147,10 @@ class Tokenizer:
         flat = np.fromiter(chain.from_iterable(each[cut] for each in token_ids), np.int64, int(kept.sum()))
         return TokenizedTexts(flat, np.cumsum(kept) - kept, kept, lengths > kept)
 
+    def special_ends(self) -> tuple[int, int]:
+        """Return the number of special tokens before a text, and after it."""
+        return special_ends(self.backend.encode("a"))
+
     def prompt_length(self, prompt: str) -> int:
         """Return how many leading tokens a prompt has, not counting a special one at its end."""
         ids = self.backend.encode(prompt).ids if prompt else []
@@ -160,6 +164,12 @@ class Tokenizer:
                 return text[:size]
             size *= 4
         return text
+
+
+def special_ends(encoding: tokenizers.Encoding) -> tuple[int, int]:
+    """Return the number of special tokens before the text, and after it."""
+    added = encoding.special_tokens_mask
+    return (added.index(0), added[::-1].index(0)) if 0 in added else (len(added), 0)
 
 
 def _is_settled(prefix: tokenizers.Encoding, size: int) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator
 
 import pytest
 
 import sbert_infer
-from tests.repository.not_yet import NOT_YET
 from tests.repository.sources import ROOT
 
 MOST_CHARACTERS = 100  # in a line of prose
@@ -34,7 +34,29 @@ def long_lines(document: str) -> Iterator[str]:
 def test_documents_wrap() -> None:
     assert len(documents()) > 30
     long = {path for path, text in documents().items() if any(long_lines(text))}
-    assert long == NOT_YET["long line in a document"]
+    assert long == set()
+
+
+def resolve(name: str) -> object:
+    """Resolve a dotted name of the architecture page, which leaves out `sbert_infer.`."""
+    parts = name.split(".")
+    found: object = sbert_infer
+    for at, part in enumerate(parts):
+        if not hasattr(found, part):
+            importlib.import_module(".".join(["sbert_infer", *parts[: at + 1]]))
+        found = getattr(found, part)
+    return found
+
+
+def test_the_hops_of_the_architecture_exist() -> None:
+    text = documents()["docs/architecture.md"]
+    names = set(re.findall(r"`((?:[a-z_]+\.)+\w+)`", text)) - set(re.findall(r"`([\w.]+\.(?:py|md))`", text))
+    assert len(names) > 30
+    assert {"encode.pipeline.Pipeline.run", "export.exporter.export", "serve.wire.problems"} <= names
+    for name in sorted(names):
+        assert resolve(name) is not None
+    with pytest.raises((ImportError, AttributeError)):
+        resolve("encode.pipeline.Pipeline.walk")
 
 
 def test_files_named_in_documents_exist() -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.repository.imports import imports_of, owner_of
-from tests.repository.not_yet import NOT_YET
 from tests.repository.sources import PACKAGE, Module, modules, write_modules
 
 PUBLIC = {"_replace", "_asdict", "_fields", "_make"}  # of named tuples
@@ -72,11 +71,11 @@ def definitions(tree: ast.Module) -> Iterator[str]:
 
 
 def test_no_private_name_is_imported_from_another_folder() -> None:
-    assert set(private_imports(modules(*PACKAGE))) == NOT_YET["private import"]
+    assert set(private_imports(modules(*PACKAGE))) == set()
 
 
 def test_no_private_attribute_of_another_folder_is_used() -> None:
-    assert set(private_attributes(modules(*PACKAGE))) == NOT_YET["private attribute"]
+    assert set(private_attributes(modules(*PACKAGE))) == set()
 
 
 def written(folder: Path, source: str) -> list[Module]:

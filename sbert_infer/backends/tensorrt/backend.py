@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 from sbert_infer.artifact.manifest import SENTENCE, TOKENS
 from sbert_infer.artifact.profiles import Profile, most_tokens
-from sbert_infer.backends.base import Array, Batch
+from sbert_infer.backends.base import CLOSED, Array, Batch
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.loaded_engine import Interface, LoadedEngine
 from sbert_infer.backends.tensorrt.slot import Pooler, Slot
@@ -119,7 +119,7 @@ class TensorRTBackend:
         with self._changed:
             self._changed.wait_for(lambda: self._free or self._closed)
             if self._closed:
-                raise EngineError("the engine was closed during this call")
+                raise EngineError(CLOSED)
             return self._free.pop()
 
 

@@ -144,13 +144,13 @@ class _Build:
         if self.trt.timing_cache and not self.set_timings(config, timing_cache):
             self.set_timings(config, b"")
         self.log.words()  # clears the complaint about an unsuitable timing cache, which is ignored
-        plan = self.builder.build_serialized_network(network, config)
+        serialized = self.builder.build_serialized_network(network, config)
         if self.monitor.failure is not None:
             raise self.monitor.failure
-        if plan is None:
+        if serialized is None:
             raise EngineError(self.failure("built no engine"))
         timings = config.get_timing_cache() if self.trt.timing_cache else None
-        return BuiltEngine(bytes(plan), b"" if timings is None else bytes(timings.serialize()))
+        return BuiltEngine(bytes(serialized), b"" if timings is None else bytes(timings.serialize()))
 
     def set_timings(self, config: Any, content: bytes) -> bool:
         return bool(config.set_timing_cache(config.create_timing_cache(content), ignore_mismatch=False))

@@ -32,7 +32,7 @@ class LoadedEngine:
     def __init__(
         self,
         trt: TensorRT,
-        plan: bytes,
+        serialized: bytes,
         profiles: Sequence[Profile],
         interface: Interface,
         device: int,
@@ -44,7 +44,7 @@ class LoadedEngine:
             self._runtime = trt.module.Runtime(self._log)
         except TypeError as error:  # raised by the bindings for a null pointer
             raise EngineError(f"{trt.name} {trt.version} can't start: {self._log.words() or error}") from error
-        self._engine = self._runtime.deserialize_cuda_engine(plan)
+        self._engine = self._runtime.deserialize_cuda_engine(serialized)
         if self._engine is None:
             why = self._log.words() or "it was built for another version or another GPU"
             raise LoadError(f"{trt.name} {trt.version} can't load the engine on cuda:{device}: {why}")

@@ -28,7 +28,7 @@ _FEW = 100  # ranges learnt from fewer vectors are unstable
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputFile:
     """The file to write."""
 
     path: Path
@@ -51,7 +51,7 @@ class Output:
         return self.path.with_name(self.path.name + ".rows.parquet")
 
 
-def make_output(path: Path, format: str | None, compression: str | None) -> Output:
+def make_output(path: Path, format: str | None, compression: str | None) -> OutputFile:
     """Check the options about the output."""
     found = format or _FORMATS.get(path.suffix.lower())
     if found is None:
@@ -60,7 +60,7 @@ def make_output(path: Path, format: str | None, compression: str | None) -> Outp
         )
     if found == "jsonl" and compression is not None:
         raise EmbedError("--compression is for Parquet: leave it out, and compress the JSONL afterwards")
-    return Output(path, found, compression or Output.compression)
+    return OutputFile(path, found, compression or OutputFile.compression)
 
 
 def at_once(precision: str) -> str:
@@ -68,7 +68,7 @@ def at_once(precision: str) -> str:
     return "float32" if precision in ("int8", "uint8") else precision
 
 
-def write_output(output: Output, parts: Sequence[StoredPart], column: str, precision: str) -> None:
+def write_output(output: OutputFile, parts: Sequence[StoredPart], column: str, precision: str) -> None:
     """Write all parts, in order, as one file."""
     rows = _Rows(parts, column, precision)
     with staged(output.path) as new:
@@ -84,7 +84,7 @@ def write_output(output: Output, parts: Sequence[StoredPart], column: str, preci
         new.commit()
 
 
-def write_bad_rows(output: Output, parts: Sequence[StoredPart]) -> None:
+def write_bad_rows(output: OutputFile, parts: Sequence[StoredPart]) -> None:
     """List the rows that were set aside. If there are none, there is no file."""
     lists = [part.bad_path for part in parts if part.stats.bad]
     if not lists:

@@ -36,7 +36,7 @@ _WARM_S = 600.0  # for the first texts, whatever the timeout of a request
 _MAX_TOKEN_NUMBERS = 2**22
 
 
-class EncodeOptions(NamedTuple):
+class RequestOptions(NamedTuple):
     """The options of a request for vectors."""
 
     normalize: bool = False
@@ -104,7 +104,7 @@ class Model:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def encode(self, texts: Sequence[str], options: EncodeOptions) -> Encoded:
+    async def encode(self, texts: Sequence[str], options: RequestOptions) -> Encoded:
         """Encode texts. No await comes before the engine's call, or a reload could lose it."""
         self.require(ENCODER)
         with _plain_problems:
@@ -117,7 +117,7 @@ class Model:
                 truncation_side=options.side,
             )
 
-    async def encode_tokens(self, ids: Sequence[Sequence[int]], options: EncodeOptions) -> Encoded:
+    async def encode_tokens(self, ids: Sequence[Sequence[int]], options: RequestOptions) -> Encoded:
         """Encode texts that are given as ids of the model's own tokenizer."""
         self.require(ENCODER)
         with _plain_problems:
@@ -129,7 +129,7 @@ class Model:
                 truncation_side=options.side,
             )
 
-    async def token_vectors(self, texts: Sequence[str], options: EncodeOptions) -> Encoded:
+    async def token_vectors(self, texts: Sequence[str], options: RequestOptions) -> Encoded:
         """Encode each token of each text."""
         self.require(ENCODER)
         manifest = self.engine.engine.manifest
@@ -147,7 +147,7 @@ class Model:
                 max_tokens=_MAX_TOKEN_NUMBERS // manifest.dim,
             )
 
-    async def encode_sparse(self, texts: Sequence[str], options: EncodeOptions) -> Encoded:
+    async def encode_sparse(self, texts: Sequence[str], options: RequestOptions) -> Encoded:
         """Encode texts with a sparse encoder. As in `encode`, no await comes before the call."""
         self.require(SPARSE_ENCODER)
         with _plain_problems:
@@ -155,7 +155,7 @@ class Model:
                 texts, options.prompt_name, on_truncate=options.on_truncate, truncation_side=options.side
             )
 
-    async def predict(self, pairs: Sequence[Pair], options: EncodeOptions) -> Encoded:
+    async def predict(self, pairs: Sequence[Pair], options: RequestOptions) -> Encoded:
         """Score pairs, without activation. As in `encode`, no await comes before the call."""
         self.require(RERANKER)
         with _plain_problems:
@@ -197,7 +197,7 @@ class Model:
         """The prompt of this name, which must exist (see `check`), or none."""
         return "" if name is None else self.engine.engine.prompts[name]
 
-    def check(self, options: EncodeOptions) -> None:
+    def check(self, options: RequestOptions) -> None:
         """Raise a problem for options that this model does not have."""
         prompts, dim = self.engine.engine.prompts, self.engine.engine.manifest.dim
         if options.prompt_name is not None and options.prompt_name not in prompts:

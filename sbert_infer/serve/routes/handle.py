@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from sbert_infer.serve.http.body import decode, while_connected
 from sbert_infer.serve.http.request_log import record_of
-from sbert_infer.serve.models.served_model import EncodeOptions, Model
+from sbert_infer.serve.models.served_model import Model, RequestOptions
 from sbert_infer.serve.settings import MAX_INPUTS, Settings
 from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.serve.wire.schemas import Direction
@@ -47,7 +47,7 @@ def decode_inputs(body: bytes, texts: type[Texts], ids: type[Ids], allow_token_i
     return decode(body, ids)
 
 
-async def encode(request: Request, model: Model, inputs: Inputs, options: EncodeOptions) -> Encoded:
+async def encode(request: Request, model: Model, inputs: Inputs, options: RequestOptions) -> Encoded:
     """Encode a request's texts or token ids to vectors, [texts, dim]."""
     model.check(options)
     if isinstance(inputs, str):
@@ -91,13 +91,13 @@ def tei_options(
     prompt_name: str | None = None,
     normalize: bool = False,
     dimensions: int | None = None,
-) -> EncodeOptions:
+) -> RequestOptions:
     """The options of a request in TEI's dialect, truncation included."""
     truncate = settings.auto_truncate if asked.truncate is None else asked.truncate
     side: Side | None = None
     if asked.truncation_direction is not None:
         side = "left" if asked.truncation_direction.lower() == "left" else "right"
-    return EncodeOptions(normalize, truncate, dimensions, prompt_name, side)
+    return RequestOptions(normalize, truncate, dimensions, prompt_name, side)
 
 
 def as_list(inputs: str | list[str]) -> list[str]:
@@ -113,7 +113,7 @@ def check_sizes(texts: Sequence[str]) -> None:
             raise Problem("context_length_exceeded", message, param="input")
 
 
-def _id_lists(inputs: Sequence[object], options: EncodeOptions) -> list[list[int]]:
+def _id_lists(inputs: Sequence[object], options: RequestOptions) -> list[list[int]]:
     if options.prompt_name is not None:
         raise Problem("invalid_request", "prompt_name is for texts, not for token ids", param="prompt_name")
     lists = [item for item in inputs if isinstance(item, list)]

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from sbert_infer.serve.http.body import read_body
 from sbert_infer.serve.http.operation import Operation, model_operation
 from sbert_infer.serve.models.registry import Models
-from sbert_infer.serve.models.served_model import EncodeOptions, Model
+from sbert_infer.serve.models.served_model import Model, RequestOptions
 from sbert_infer.serve.routes.handle import decode_inputs, encode, truncation_headers, whole
 from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.responses import as_numbers, json_array, json_response
@@ -66,7 +66,7 @@ class OpenAI:
         body = await read_body(request, self._settings)
         asked = decode_inputs(body, EmbeddingRequest, TokenEmbeddingRequest, self._settings.allow_token_ids)
         model = self._models.get(asked.model)
-        options = EncodeOptions(
+        options = RequestOptions(
             normalize=model.similarity == "cosine" or asked.dimensions is not None,
             truncate=self._settings.auto_truncate,
             dimensions=whole(asked.dimensions),

@@ -14,7 +14,7 @@ from sbert_infer.artifact.manifest import ENCODER, RERANKER
 from sbert_infer.serve.http.body import decode, read_body, while_connected
 from sbert_infer.serve.http.operation import READS, TEI, Operation, model_operation
 from sbert_infer.serve.models.registry import Models
-from sbert_infer.serve.models.served_model import EncodeOptions, Model
+from sbert_infer.serve.models.served_model import Model, RequestOptions
 from sbert_infer.serve.routes.handle import (
     as_list,
     check_sizes,
@@ -161,7 +161,7 @@ class Tei:
         """Tokenize texts, without truncation."""
         asked = decode(await read_body(request, self._settings), TokenizeRequest)
         model = self._models.find(asked.model, ENCODER)
-        model.check(EncodeOptions(prompt_name=asked.prompt_name))
+        model.check(RequestOptions(prompt_name=asked.prompt_name))
         texts = as_list(asked.inputs)
         if sum(map(len, texts)) > _MAX_CHARACTERS:
             raise Problem("body_too_large", f"at most {_MAX_CHARACTERS} characters are tokenized in one request")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sbert_infer.bench.errors import BenchError
@@ -16,7 +16,6 @@ durations = st.floats(0.1, 20)
 seeds = st.integers(0, 2**32)
 
 
-@settings(deadline=None)
 @given(rates, durations, seeds)
 def test_arrivals_are_in_order_within_the_turn_and_repeatable(rate: float, duration: float, seed: int) -> None:
     times = poisson_arrivals(rate, duration, seed)
@@ -34,7 +33,6 @@ def test_arrivals_are_random_and_independent_of_each_other() -> None:
     assert not np.array_equal(poisson_arrivals(5, 9, 1), poisson_arrivals(5, 9, 2))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 50), st.integers(0, 200), seeds)
 def test_every_request_is_sent_before_one_is_sent_again(requests: int, count: int, seed: int) -> None:
     order = request_order(requests, count, seed)
@@ -46,7 +44,6 @@ def test_every_request_is_sent_before_one_is_sent_again(requests: int, count: in
     assert np.array_equal(order, request_order(requests, count, seed))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 200), st.tuples(st.integers(1, 9), st.integers(0, 9)), seeds)
 def test_every_text_is_in_one_request(count: int, sizes: tuple[int, int], seed: int) -> None:
     low, high = sizes[0], sum(sizes)

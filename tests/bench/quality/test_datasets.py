@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sbert_infer.bench.errors import DatasetError
@@ -117,7 +117,6 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, name: str, content: s
 
 
 @given(st.binary(max_size=60), st.sampled_from(["a.tsv", "a.csv", "a.jsonl", "a.tsv.gz"]))
-@settings(deadline=None)
 def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes, name: str) -> None:
     file = tmp_path_factory.mktemp("bytes", numbered=True) / name
     file.write_bytes(content)

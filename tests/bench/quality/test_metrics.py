@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sbert_infer.bench.quality.metrics import average_precision, ndcg, recall, reciprocal_rank
@@ -23,7 +23,6 @@ GRADES = st.lists(st.integers(-1, 3), max_size=15)
 
 
 @given(LABELLED)
-@settings(deadline=None)
 def test_average_precision_is_that_of_scikit_learn(rows: list[tuple[int, int]]) -> None:
     labels, scores = [float(label) for label, _ in rows], [score / 4 for _, score in rows]
     expected = sklearn_metrics.average_precision_score(labels, scores) if any(labels) else 0
@@ -31,7 +30,6 @@ def test_average_precision_is_that_of_scikit_learn(rows: list[tuple[int, int]]) 
 
 
 @given(GRADES, GRADES, st.integers(1, 12))
-@settings(deadline=None)
 def test_ranking_measures_follow_their_definitions(ranked: list[int], missed: list[int], k: int) -> None:
     judged = ranked + missed
 
@@ -47,7 +45,6 @@ def test_ranking_measures_follow_their_definitions(ranked: list[int], missed: li
 
 
 @given(st.permutations(range(12)), st.lists(st.integers(0, 3), min_size=12, max_size=12))
-@settings(deadline=None)
 def test_ndcg_is_that_of_scikit_learn(order: list[int], grades: list[int]) -> None:
     scores = [-order.index(place) for place in range(12)]
     expected = sklearn_metrics.ndcg_score([grades], [scores], k=5)
@@ -59,7 +56,6 @@ def test_ndcg_is_that_of_scikit_learn(order: list[int], grades: list[int]) -> No
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 999), st.integers(-1, 2)), min_size=1, max_size=30),
     st.integers(1, 7),
 )
-@settings(deadline=None)
 def test_search_and_measures_are_those_of_trec_eval(documents: list[tuple[int, int, int]], block: int) -> None:
     """Many scores are equal here, and their order counts."""
     grades = {str(number): grade for _, number, grade in documents}
@@ -78,7 +74,6 @@ def test_search_and_measures_are_those_of_trec_eval(documents: list[tuple[int, i
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 20), st.integers(0, 2**32 - 1))
-@settings(deadline=None)
 def test_blocks_find_what_one_sort_finds(count: int, k: int, block: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     queries, documents = (rng.integers(-2, 3, (rows, 2)).astype(np.float32) for rows in (3, count))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sbert_infer import Engine
 from sbert_infer.encode import late_chunking
-from sbert_infer.encode.late_chunking import check_can_pool, plan_windows
+from sbert_infer.encode.late_chunking import check_can_pool, token_windows
 from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.families import family
 from sbert_infer.export.families.sentence import SentenceEncoder
@@ -122,7 +122,7 @@ def test_a_long_document_runs_in_windows(real: Engine, eager: tuple[Any, Any]) -
     encoding = eager[0](document, add_special_tokens=False, return_offsets_mapping=True)
     ids, most = encoding["input_ids"], LIMIT - 2
     assert len(ids) > 3 * LIMIT
-    windows = plan_windows(len(ids), most)
+    windows = token_windows(len(ids), most)
     runs = [token_vectors(eager, [101, *ids[window.start : window.stop], 102]) for window in windows]
     body = np.empty((len(ids), runs[0].shape[1]), np.float32)
     for token in range(len(ids)):
@@ -218,7 +218,7 @@ def test_what_cannot_be_pooled(real: Engine, make_checkpoint: Callable[..., Path
 
 @given(st.integers(0, 3000), st.integers(1, 300))
 def test_windows(tokens: int, most: int) -> None:
-    windows = plan_windows(tokens, most)
+    windows = token_windows(tokens, most)
     assert [window.first for window in windows] == [0, *(window.last for window in windows[:-1])]
     assert windows[-1].last == tokens
     assert all(w.start <= w.first <= w.last <= w.stop <= tokens for w in windows)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sbert_infer.scheduling.request import Request
@@ -18,7 +18,6 @@ from sbert_infer.text.batching import cut_batches
 from tests.doubles.simulation import LENGTHS, LIMITS, SPEED, Simulation, Unread, loads, natural_lengths, request
 
 
-@settings(deadline=None)
 @given(loads())
 def test_each_text_runs_once_unless_dropped(load: tuple[Limits, list[Request], dict[Request, float]]) -> None:
     limits, requests, cancels = load
@@ -36,7 +35,6 @@ def test_each_text_runs_once_unless_dropped(load: tuple[Limits, list[Request], d
     assert not simulation.scheduler.running
 
 
-@settings(deadline=None)
 @given(loads())
 def test_batches_keep_to_the_limits(load: tuple[Limits, list[Request], dict[Request, float]]) -> None:
     limits, requests, cancels = load
@@ -57,7 +55,6 @@ def test_batches_keep_to_the_limits(load: tuple[Limits, list[Request], dict[Requ
         assert all(start.time < cancels.get(owner, math.inf) or start.time == owner.arrival for owner, _ in start.texts)
 
 
-@settings(deadline=None)
 @given(loads())
 def test_no_worker_idles_while_texts_wait(load: tuple[Limits, list[Request], dict[Request, float]]) -> None:
     limits, requests, cancels = load
@@ -76,7 +73,6 @@ SMALL = st.lists(LENGTHS, min_size=1, max_size=2)
 LARGE = st.integers(50, 400).flatmap(lambda texts: st.builds(lambda length: [length] * texts, LENGTHS))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.001, 0.02]), SMALL | LARGE), max_size=60), st.integers(1, 3))
 def test_nobody_waits_for_more_than_the_bounds(arrivals: list[tuple[float, list[int]]], workers: int) -> None:
     limits = Limits(max_batch_tokens=64, min_batch_tokens=16, workers=workers, max_length=64)
