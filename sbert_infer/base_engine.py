@@ -11,6 +11,7 @@ from sbert_infer.artifact.manifest import RERANKER, Artifact, Manifest, check_ki
 from sbert_infer.backends.base import Backend
 from sbert_infer.backends.devices import Device
 from sbert_infer.backends.select import BackendOptions, open_backend
+from sbert_infer.encode.options import EncodeOptions
 from sbert_infer.encode.output import EncodeStats, Output, Window
 from sbert_infer.encode.pipeline import Pipeline, Progress, no_progress
 from sbert_infer.errors import ArtifactError, EngineError, warn
@@ -194,8 +195,7 @@ class BaseEngine:
         self,
         texts: Iterable[Text],
         output: Output,
-        prompt: str = "",
-        batch_size: int | None = None,
+        options: EncodeOptions,
         progress: Progress = no_progress,
     ) -> Iterator[Window]:
         """Run `texts`, record the statistics, and warn about truncated texts."""
@@ -203,9 +203,9 @@ class BaseEngine:
         windows = pipeline.run(
             texts,
             output,
-            prompt=prompt,
-            prompt_length=0 if self.manifest.include_prompt else pipeline.tokenizer.prompt_length(prompt),
-            max_batch_texts=batch_size,
+            prompt=options.prompt,
+            prompt_length=0 if self.manifest.include_prompt else pipeline.tokenizer.prompt_length(options.prompt),
+            max_batch_texts=options.batch_size,
             allow_truncation=self.on_truncate != "error",
             progress=progress,
         )

@@ -144,14 +144,13 @@ class Engine(BaseEngine):
         if out is None:
             texts = known = list(texts)
         count = len(known) if out is None else len(out)
-        with progress_bar(count, show_progress_bar) as progress:
-            windows = self._run(texts, output, options.prompt, batch_size, progress)
-            return output.gather(windows, count, single, options)
+        with progress_bar(count, options.show_progress_bar) as progress:
+            return output.gather(self._run(texts, output, options, progress), count, single, options)
 
     def token_vectors(self, texts: Iterable[str], prompt: str = "") -> list[npt.NDArray[np.float32]]:
         """Return the token vectors of each text, as `encode(output_value="token_embeddings")`."""
         output, known = TokensOutput(self.manifest), as_list(texts, "token_vectors")
-        return [vectors for window in self._run(known, output, prompt) for vectors in window.vectors]
+        return [vectors for window in self._run(known, output, EncodeOptions(prompt)) for vectors in window.vectors]
 
     def encode_all(self, texts: Iterable[str], prompt_name: str | None = None, prompt: str | None = None) -> AllVectors:
         """Return the dense, sparse and multi-vector output of one pass over the texts (bge-m3).
@@ -160,8 +159,8 @@ class Engine(BaseEngine):
         """
         output = HybridOutput(self.manifest, self.resolve_dim(None), self.pipeline.tokenizer.vocabulary)
         known = as_list(texts, "encode_all")
-        windows = self._run(known, output, self.resolve_prompt(prompt, prompt_name))
-        return output.gather(windows, len(known), single=False, options=EncodeOptions())
+        options = EncodeOptions(self.resolve_prompt(prompt, prompt_name))
+        return output.gather(self._run(known, output, options), len(known), single=False, options=options)
 
     def encode_spans(
         self,
@@ -201,7 +200,7 @@ class Engine(BaseEngine):
             raise ValueError(f"{len(known)} documents, but spans of {len(each)}")
         prompt, dim = self.resolve_prompt(prompt, prompt_name), self.resolve_dim(truncate_dim)
         found, self.last_stats = encode_spans(self.pipeline, self.manifest, known, each, prompt)
-        found = [unit_rows(each[:, :dim]) if normalize_embeddings else each[:, :dim] for each in found]
+        found = [unit_rows(rows[:, :dim]) if normalize_embeddings else rows[:, :dim] for rows in found]
         return found[0] if single else found
 
     def encode_iter(
@@ -255,7 +254,7 @@ class Engine(BaseEngine):
             normalize_embeddings=normalize_embeddings,
             truncate_dim=truncate_dim,
         )
-        for window in self._run(source, self._output(options), options.prompt, batch_size, progress):
+        for window in self._run(source, self._output(options), options, progress):
             sparse = self.manifest.kind == SPARSE_ENCODER
             yield replace(window, vectors=window.vectors.to_csr()) if sparse else window
 

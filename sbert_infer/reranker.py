@@ -82,10 +82,10 @@ class Reranker(BaseEngine):
         """
         pairs, single = as_pairs(given(inputs, sentences, "predict needs pairs of texts"))
         check_running(device, self.device, pool, chunk_size)
-        options = EncodeOptions(self.resolve_prompt(prompt, prompt_name), batch_size)
+        options = EncodeOptions(self.resolve_prompt(prompt, prompt_name), batch_size, show_progress_bar)
         check_pairs(pairs)  # before any of them runs
-        with progress_bar(len(pairs), show_progress_bar) as progress:
-            windows = self._run(map(tuple, pairs), self._output, options.prompt, batch_size, progress)
+        with progress_bar(len(pairs), options.show_progress_bar) as progress:
+            windows = self._run(map(tuple, pairs), self._output, options, progress)
             scores = self._output.gather(windows, len(pairs), single=False, options=options)
         result = _finish(scores, self.activation_fn if activation_fn is None else activation_fn, apply_softmax)
         result = result if pairs else np.empty(0, np.float32)
