@@ -157,7 +157,7 @@ class Engine(BaseEngine):
 
         Needs an artifact made with `sbert-export --outputs sentence,sparse,multi`.
         """
-        output = HybridOutput(self.manifest, self.resolve_dim(None), self.pipeline.tokenizer.vocabulary)
+        output = HybridOutput(self.manifest, self.resolve_dim(None), self.pipeline.tokenizer)
         known = as_list(texts, "encode_all")
         options = EncodeOptions(self.resolve_prompt(prompt, prompt_name))
         return output.gather(self._run(known, output, options), len(known), single=False, options=options)
@@ -348,7 +348,7 @@ class Engine(BaseEngine):
         if options.output_value == TOKENS:
             options.refuse("precision normalize_embeddings truncate_dim out", f"not with output_value={TOKENS!r}")
             return TokensOutput(manifest)
-        return DenseOutput(manifest, self.resolve_dim(options.truncate_dim), normalize=options.normalize_embeddings)
+        return DenseOutput.of(manifest, options, self.resolve_dim(options.truncate_dim))
 
     def resolve_dim(self, truncate_dim: int | None) -> int:
         """Return how many dimensions are kept, given the `truncate_dim` of a call."""

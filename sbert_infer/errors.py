@@ -26,12 +26,23 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 _SOONEST_RETRY_S = 0.1  # with less, all refused clients would come back at once
 
 
 class SbertInferError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package. They can be pickled, with their fields."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(kind: type[SbertInferError], args: tuple[Any, ...], fields: dict[str, Any]) -> SbertInferError:
+    """Make an error again without its constructor, whose arguments are not those of the message."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class CheckpointError(SbertInferError):
@@ -88,12 +99,12 @@ class TruncationError(EngineError):
 class TextError(EngineError):
     """A text on which the model fails, or for which it returns NaN or infinity.
 
-    `index` is the position of the text; `is_finite` is False if the model ran but returned NaN or
-    infinity.
+    `index` is the position of the text; `not_finite` says that the model ran, but returned NaN
+    or infinity.
     """
 
-    def __init__(self, message: str, index: int, *, is_finite: bool) -> None:
-        self.index, self.is_finite = index, is_finite
+    def __init__(self, message: str, index: int, *, not_finite: bool = False) -> None:
+        self.index, self.not_finite = index, not_finite
         super().__init__(message)
 
 

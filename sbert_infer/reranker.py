@@ -86,7 +86,7 @@ class Reranker(BaseEngine):
         check_pairs(pairs)  # before any of them runs
         with progress_bar(len(pairs), options.show_progress_bar) as progress:
             windows = self._run(map(tuple, pairs), self._output, options, progress)
-            scores = self._output.gather(windows, len(pairs), single=False, options=options)
+            scores = self._output.fill(np.empty((len(pairs), self.num_labels), np.float32), windows)
         result = _finish(scores, self.activation_fn if activation_fn is None else activation_fn, apply_softmax)
         result = result if pairs else np.empty(0, np.float32)
         if convert_to_tensor or not convert_to_numpy:

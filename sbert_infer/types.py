@@ -18,6 +18,8 @@ Observe = Callable[[str, float], object]
 class Encoded(NamedTuple):
     """The vectors of one call, with the number of tokens and of truncated texts."""
 
-    vectors: Any  # an array [texts, dim], or [dim] for one text; `SparseRows` for a sparse encoder
+    # An array [texts, dim], or [dim] for one text; `SparseRows` for a sparse encoder; for token
+    # vectors a list of arrays [tokens, hidden].
+    vectors: Any
     tokens: int  # of all texts after truncation, including prompts and special tokens
     truncated: int  # number of texts that were cut to the model's limit

@@ -24,6 +24,16 @@ class DenseOutput(Output):
         self.names = (SCORES if manifest.kind == RERANKER else SENTENCE,)
         self.width, self.dim, self.normalize = manifest.dim, dim or manifest.dim, normalize
 
+    @classmethod
+    def of(cls, manifest: Manifest, options: EncodeOptions, dim: int) -> DenseOutput:
+        """Return the output that `options` ask for; refuse an unsuitable `out`."""
+        out: Any = options.out
+        if out is not None and (options.precision != "float32" or not options.as_arrays):
+            raise ValueError("out takes float32 vectors: leave precision, convert_to_numpy and convert_to_tensor alone")
+        if out is not None and (out.ndim != 2 or out.shape[1] != dim or out.dtype != np.float32):
+            raise ValueError(f"out must be float32 of shape [texts, {dim}], got {out.dtype} of {list(out.shape)}")
+        return cls(manifest, dim, normalize=options.normalize_embeddings)
+
     def collect(self, tokenized: TokenizedTexts) -> Collector:
         """Return an empty collector for these texts."""
         return _Rows(self, len(tokenized.lengths))
@@ -31,23 +41,14 @@ class DenseOutput(Output):
     def gather(self, windows: Iterator[Window], count: int, single: bool, options: EncodeOptions) -> Any:
         """Return an array [texts, dim], or the form that the options ask for."""
         if options.out is not None:
-            return self._fill(self._check_out(options), windows)
-        vectors = self._fill(np.empty((count, self.dim), np.float32), windows)
+            return self.fill(options.out, windows)
+        vectors = self.fill(np.empty((count, self.dim), np.float32), windows)
         result = reduce_precision(vectors, options.precision) if count else np.empty(0, np.float32)
         if not options.as_arrays:
             result = to_torch(result, as_list=not options.convert_to_tensor)
         return result[0] if single else result
 
-    def _check_out(self, options: EncodeOptions) -> Array:
-        out: Any = options.out
-        if options.precision != "float32" or not options.as_arrays:
-            raise ValueError("out takes float32 vectors: leave precision, convert_to_numpy and convert_to_tensor alone")
-        if out.ndim != 2 or out.shape[1] != self.dim or out.dtype != np.float32:
-            raise ValueError(f"out must be float32 of shape [texts, {self.dim}], got {out.dtype} of {list(out.shape)}")
-        vectors: Array = out
-        return vectors
-
-    def _fill(self, out: Array, windows: Iterator[Window]) -> Array:
+    def fill(self, out: Array, windows: Iterator[Window]) -> Array:
         """Copy the windows into the rows of `out`; raise unless it has one row for each text."""
         filled = 0
         for window in windows:

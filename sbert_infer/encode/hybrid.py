@@ -18,7 +18,7 @@ from sbert_infer.encode.options import EncodeOptions
 from sbert_infer.encode.output import Collector, Indices, Output, Window
 from sbert_infer.encode.sparse import SparseRows
 from sbert_infer.encode.tokens import TokenRows, reordered
-from sbert_infer.text.tokenizer import TokenizedTexts
+from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class HybridOutput(Output):
 
     names = (SENTENCE, WEIGHTS, MULTI)
 
-    def __init__(self, manifest: Manifest, dim: int, vocabulary: int) -> None:
+    def __init__(self, manifest: Manifest, dim: int, tokenizer: Tokenizer) -> None:
         if missing := [name for name in self.names if name not in manifest.outputs]:
             what = f"{manifest.name} has no {', '.join(missing)}"
             raise ValueError(f"{what}: export a checkpoint that has them with --outputs sentence,sparse,multi")
-        self.width, self.dim, self.vocabulary = manifest.dim, dim, vocabulary
+        self.width, self.dim, self.vocabulary = manifest.dim, dim, tokenizer.vocabulary
         self.padding_side = manifest.padding_side
         self.unweighted = np.array(manifest.unweighted_ids, np.int64)
 

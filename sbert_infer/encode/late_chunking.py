@@ -9,7 +9,7 @@ document has the same vector as `encode` returns.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +20,7 @@ from sbert_infer.artifact.manifest import Manifest
 from sbert_infer.encode.output import EncodeStats
 from sbert_infer.encode.pipeline import Pipeline
 from sbert_infer.encode.tokens import TokensOutput, check_has_tokens
+from sbert_infer.errors import TextError
 from sbert_infer.similarity import unit_rows
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer, special_ends
 
@@ -107,9 +108,14 @@ def encode_spans(
     output, stats = TokensOutput(manifest), EncodeStats()
     pooled: list[npt.NDArray[np.float64]] = []
     for some in _groups(known):
-        runs = [run for document in known[some] for run in document.runs]
-        window = pipeline.run_tokenized(_joined(runs), output)
-        stats += window.stats
+        runs = [(index, run) for index, document in enumerate(known[some], some.start) for run in document.runs]
+        try:
+            window = pipeline.run_tokenized(_joined([run for _, run in runs]), output)
+        except TextError as error:  # which names a run
+            index = runs[error.index][0]
+            message = f"the model gives NaN or infinity for document {index}"
+            raise TextError(message, index, not_finite=True) from None
+        stats += replace(window.stats, texts=len(known[some]), unique_texts=len(known[some]))
         found = iter(window.vectors)
         pooled += [
             _pool(document.assemble([next(found) for _ in document.windows]), *its)

@@ -49,7 +49,9 @@ class MultiVectorOutput(Output):
 
     names = (TOKENS,)
 
-    def __init__(self, manifest: Manifest, options: EncodeOptions, truncate_dim: int | None, tokenizer: Tokenizer):
+    def __init__(
+        self, manifest: Manifest, options: EncodeOptions, truncate_dim: int | None, tokenizer: Tokenizer
+    ) -> None:
         """Make the output for the task in `options`; refuse options for one vector per text."""
         options.refuse(
             "precision truncate_dim convert_to_tensor out",

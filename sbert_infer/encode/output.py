@@ -70,6 +70,9 @@ class Output(ABC):
         """Return the texts as this output needs them; by default unchanged."""
         return tokenized
 
+    def check(self, tokenized: TokenizedTexts, order: Indices | None) -> None:  # noqa: B027 - optional
+        """Raise if the results of these texts, in this order, would be too much for one call."""
+
     @abstractmethod
     def collect(self, tokenized: TokenizedTexts) -> Collector:
         """Return an empty collector for these texts, which `fit` has returned."""

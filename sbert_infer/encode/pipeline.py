@@ -11,8 +11,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import numpy as np
@@ -91,6 +92,7 @@ class Pipeline:
                 tokenized = output.fit((tokenizer or self.tokenizer)(prepend(prompt, unique) if prompt else unique))
                 if not allow_truncation:
                     self.refuse_truncation(tokenized, inverse, output, start)
+                output.check(tokenized, inverse)
                 run = _Run(self, tokenized, output, prompt_length, start, inverse)
                 run.begin(max_batch_texts, is_wanted)
                 running.append(run)
@@ -201,7 +203,12 @@ class _Run:
     def finish(self, progress: Progress) -> Window:
         """Wait for all batches and return their output."""
         done = 0
-        for future in as_completed(self._futures):
+        finished: SimpleQueue[Future[int]] = SimpleQueue()
+        for future in self._futures:
+            future.add_done_callback(finished.put)
+        for _ in self._futures:
+            # Not `as_completed`, which waits for ever for a future that a shutdown has cancelled.
+            future = finished.get()
             if future.cancelled():
                 raise EngineError(CLOSED)
             done += future.result()
@@ -237,7 +244,7 @@ class _Run:
             bad = rows if self._inverse is None else np.flatnonzero(np.isin(self._inverse, rows))
             first, noun = int(bad.min()) + self._start, self._pipeline.noun
             message = f"the model gives NaN or infinity for {noun} {first} ({len(bad)} in all)"
-            raise TextError(message, first, is_finite=False)
+            raise TextError(message, first, not_finite=True)
 
     def _stats(self) -> EncodeStats:
         lengths, inverse = self._tokenized.lengths, self._inverse

@@ -32,14 +32,18 @@ class TokensOutput(Output):
     def __init__(self, manifest: Manifest, *, max_tokens: int | None = None) -> None:
         """Make the output; with `max_tokens`, it refuses texts with more tokens in total."""
         check_has_tokens(manifest)
-        self._padding_side, self._max_tokens = manifest.padding_side, max_tokens
+        self._padding_side, self._max_tokens, self._tokens = manifest.padding_side, max_tokens, 0
+
+    def check(self, tokenized: TokenizedTexts, order: Indices | None) -> None:
+        """Raise if these texts, with those before them, have more than `max_tokens`."""
+        self._tokens += tokenized.tokens(order)  # duplicates run once, but each gets its vectors
+        if self._max_tokens is not None and self._tokens > self._max_tokens:
+            most = self._max_tokens
+            message = f"the texts have {self._tokens} tokens, at most {most} get vectors of their own at once"
+            raise CallTooLargeError(message, most)
 
     def collect(self, tokenized: TokenizedTexts) -> Collector:
         """Return an empty collector for these texts."""
-        tokens, most = tokenized.tokens(), self._max_tokens
-        if most is not None and tokens > most:
-            message = f"the texts have {tokens} tokens, at most {most} get vectors of their own at once"
-            raise CallTooLargeError(message, most)
         return _Rows(tokenized, self._padding_side)
 
     def gather(self, windows: Iterator[Window], count: int, single: bool, options: EncodeOptions) -> Any:

@@ -103,10 +103,10 @@ class Call(Request):
         except Exception as error:  # the caller must get any error
             return None, error
 
-    def blame(self, row: int, reason: str, *, is_finite: bool) -> None:
+    def blame(self, row: int, reason: str, *, not_finite: bool) -> None:
         """Fail the call because the text in this row can't be encoded."""
         text = row if self._inverse is None else int(np.flatnonzero(self._inverse == row)[0])
-        self.fail(TextError(f"text {text}: {reason}", text, is_finite=is_finite))
+        self.fail(TextError(f"text {text}: {reason}", text, not_finite=not_finite))
 
     def fail(self, error: Exception) -> None:
         """Give the caller an error instead of vectors."""

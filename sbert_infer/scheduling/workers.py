@@ -42,7 +42,7 @@ class Fault(NamedTuple):
     request: Request
     row: int
     reason: str
-    is_finite: bool  # False if the model ran, but returned NaN or infinity
+    not_finite: bool  # the model ran, but returned NaN or infinity
 
 
 class _Run(NamedTuple):
@@ -180,7 +180,7 @@ class Workers:
             finished = self._scheduler.done(work, time.monotonic())
             self._runs.pop(work, None)
         for fault in faults:
-            cast(Call, fault.request).blame(fault.row, fault.reason, is_finite=fault.is_finite)
+            cast(Call, fault.request).blame(fault.row, fault.reason, not_finite=fault.not_finite)
         succeed(cast(Call, request) for request in finished)
         for call in finished:
             if (read_s := cast(Call, call).read_s) is not None:
@@ -269,15 +269,15 @@ def find_faults(run: Callable[[list[Part]], list[Part]], parts: list[Part], chec
     todo = [parts]
     while todo:
         parts = todo.pop()
-        reason, is_finite = "the model gives NaN or infinity", False
+        reason, not_finite = "the model gives NaN or infinity", True
         try:
             bad = run(parts)
         except Exception as error:
-            bad, reason, is_finite = parts, f"the model fails: {error}", True
+            bad, reason, not_finite = parts, f"the model fails: {error}", False
         if _count(parts) == 1:
             if bad and not faults:
                 check()
-            faults += [Fault(request, int(rows[0]), reason, is_finite) for request, rows in bad]
+            faults += [Fault(request, int(rows[0]), reason, not_finite) for request, rows in bad]
         elif bad:
             todo += _halves(bad)
     return faults

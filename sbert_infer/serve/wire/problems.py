@@ -106,7 +106,7 @@ def problem_of(error: SbertInferError) -> Problem:
         advice = "or have it cut, with \"truncate\": true on TEI's routes or the server's --auto-truncate"
         return Problem("context_length_exceeded", f"{what}, {advice}", param="input")
     if isinstance(error, TextError):
-        reason = "fails on" if error.is_finite else "gives NaN or infinity for"
+        reason = "gives NaN or infinity for" if error.not_finite else "fails on"
         return Problem("text_failed", f"the model {reason} input {error.index}: leave it out", param="input")
     if isinstance(error, OverloadedError):
         return Problem("overloaded", str(error), retry_after_s=error.retry_after_s)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sbert_infer import Engine, Reranker, TruncationError
+from sbert_infer import AsyncEngine, CallTooLargeError, Engine, EngineError, Reranker, TruncationError
 from sbert_infer.base_engine import BaseEngine
 from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.families import family
@@ -106,3 +110,46 @@ def test_windows(path: Path, kind: str, count: int, monkeypatch: pytest.MonkeyPa
         monkeypatch.undo()
         for ours, right in zip(found, encode(engine, texts, kind), strict=True):
             np.testing.assert_allclose(ours, right, rtol=0, atol=1e-5)
+
+
+def test_closing_during_a_call_ends_it(path: Path, kind: str) -> None:
+    """The batches that were waiting are cancelled, and the call says why."""
+    engine = opened(path, kind, on_truncate="ignore", workers=1, max_batch_tokens=16)
+    run, entered, go_on = engine.pipeline.backend.run, threading.Event(), threading.Event()
+
+    def held_up(*args: Any, **options: Any) -> Any:
+        entered.set()
+        assert go_on.wait(timeout=30)
+        return run(*args, **options)
+
+    engine.pipeline.backend.run = held_up  # type: ignore[method-assign]
+    with ThreadPoolExecutor(2) as pool:
+        call = pool.submit(encode, engine, [f"{TEXTS[0]} {number}" for number in range(50)], kind)
+        assert entered.wait(timeout=30)
+        closing = pool.submit(engine.close)
+        until_closed(engine)
+        go_on.set()
+        with pytest.raises(EngineError, match="the engine was closed during this call"):
+            call.result(timeout=30)
+        closing.result(timeout=30)
+
+
+def until_closed(engine: BaseEngine) -> None:
+    while "closed" not in repr(engine):
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("kind", ["tokens"], indirect=True)
+def test_token_vectors_are_bounded_by_what_is_returned(path: Path) -> None:
+    """Duplicates run once, but each of them is returned."""
+
+    async def main() -> None:
+        async with AsyncEngine(path) as engine:
+            tokens = (await engine.token_vectors([TEXTS[0]])).tokens
+            found = await engine.token_vectors([TEXTS[0]] * 4, max_tokens=4 * tokens)
+            assert found.tokens == 4 * tokens
+            with pytest.raises(CallTooLargeError, match=f"the texts have {4 * tokens} tokens, at most") as caught:
+                await engine.token_vectors([TEXTS[0]] * 4, max_tokens=4 * tokens - 1)
+            assert caught.value.limit == 4 * tokens - 1
+
+    asyncio.run(main())
