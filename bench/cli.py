@@ -141,7 +141,7 @@ def compare(before: Path, after: Path, tolerance: float) -> None:
     for line in comparison.warnings(old, new):
         click.echo(f"warning: {line}", err=True)
     click.echo(comparison.render_changes(changes, tolerance))
-    if any(change.ours and change.got_slower(tolerance) for change in changes):
+    if any(change.before.ours and change.got_slower(tolerance) for change in changes):
         raise SystemExit(1)
 
 

@@ -15,7 +15,7 @@ from sbert_infer.bench.stats import median, paired_ratio, percentiles
 
 def score(entrants: Sequence[Entrant], facts: WorkloadFacts) -> list[Row]:
     """Make a row for each entrant; the first is the reference."""
-    reference = _seconds(entrants[0])
+    reference = _values(entrants[0], "seconds")
     rows = [_row(entrant, facts, reference) for entrant in entrants if not entrant.same_as_own]
     same = {entrant.contestant.name for entrant in entrants if entrant.same_as_own}
     for row in rows:
@@ -51,7 +51,7 @@ def _row(entrant: Entrant, facts: WorkloadFacts, reference: Sequence[float]) -> 
     row.batch_size = entrant.batch_size if contestant.tuned else contestant.own_batch_size
     if entrant.failure:
         return row
-    row.seconds = _seconds(entrant)
+    row.seconds = _values(entrant, "seconds")
     row.latency_ms = percentiles(entrant.latencies_ms) if entrant.latencies_ms else {}
     _add_speed(row, entrant, facts)
     _add_verdict(row, entrant)
@@ -105,10 +105,6 @@ def _judge_vectors(row: Row, entrant: Entrant) -> None:
         if not np.isfinite(together).all():  # JSON has no NaN
             row.min_cosine = row.mean_cosine = None
             row.reason = "some vectors hold NaN or infinity"
-
-
-def _seconds(entrant: Entrant) -> list[float]:
-    return _values(entrant, "seconds")
 
 
 def _values(entrant: Entrant, key: str) -> list[Any]:
