@@ -30,7 +30,7 @@ Vectors = npt.NDArray[Any]
 Request = dict[str, Any]
 Reply = dict[str, Any]
 
-_MODULES = ("loaders", "pair_loaders", "converters")  # imported by their bare names
+_MODULES = ("loaders", "converters")  # imported by their bare names
 _WAKE_TEXTS = 8  # encoded before each timing: a stopped process has cold threads and pages
 _TUNE_REPEATS = 2
 _TUNE_LONG_S = 5.0  # a trial this long is not repeated
@@ -46,11 +46,10 @@ class Worker:
     def load(self, spec: Request) -> Reply:
         """Load the contestant and encode a first text, timed, imports included."""
         start = time.perf_counter()
-        pairs = spec.get("pairs", False)
-        loaders = importlib.import_module("pair_loaders" if pairs else "loaders")
-        self._encode = loaders.LOADERS[spec["kind"]](spec)
+        self._encode = importlib.import_module("loaders").LOADERS[spec["kind"]](spec)
         first = "A first text."
-        self._encode([[first, first] if pairs else first], None, None)  # some libraries compile, or crash, only now
+        texts = [[first, first] if spec.get("pairs") else first]
+        self._encode(texts, None, None)  # some libraries compile, or crash, only now
         return {"seconds": time.perf_counter() - start}
 
     def texts(self, file: str) -> Reply:
