@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from sbert_infer._util.cores import usable_cores
-from sbert_infer.bench.contest.lineup import PACKAGES, Contestant, choose, line_up, not_installed
+from sbert_infer.bench.contest.lineup import PACKAGES, TUNED, Contestant, choose, line_up, not_installed
 from sbert_infer.bench.contest.models_under_test import ModelsUnderTest, check_weights
 from sbert_infer.bench.contest.process import RemoteWorker
 from sbert_infer.bench.contest.rounds import Contest
 from sbert_infer.bench.errors import BenchError, WorkerError
-from sbert_infer.bench.quality.evaluate import add_quality, evaluate, make_tasks
+from sbert_infer.bench.quality.evaluate import evaluate, make_tasks
 from sbert_infer.bench.quality.tasks import Task
 from sbert_infer.bench.report.machine import machine_stamp
 from sbert_infer.bench.report.results import QUALITY, Results, Row, WorkloadFacts
@@ -157,9 +157,9 @@ def _measure_quality(
     """Add quality to the rows, or to new ones if there are none."""
     found = evaluate(contest, tasks, models.artifacts[0].manifest, progress)
     rows = rows or score_quality(contest.entrants)
-    add_quality(rows, found)
     failures = {entrant.contestant.name: entrant.failure for entrant in contest.entrants}
     for row in rows:
+        row.quality = found.get(row.contestant.removesuffix(TUNED), {})  # a tuned entry has that of its library
         if row.status == "ok" and failures[row.contestant]:  # it failed after its speed was measured
             row.note = "; ".join(filter(None, [row.note, f"no quality: {failures[row.contestant]}"]))
     return rows
