@@ -110,7 +110,7 @@ def _look_around(models: ModelsUnderTest, settings: Settings, *, speed: bool) ->
             theirs = worker.ask("versions", packages=PACKAGES)
         with closing(RemoteWorker()) as worker:
             ours = worker.ask("versions", packages=PACKAGES)
-            checkpoint = worker.ask("describe", spec=spec)["checkpoint"]
+            checkpoint = worker.ask("fact", function="describe_checkpoint", spec=spec)["value"]
             check_weights(models, checkpoint["weights_sha256"])
             return Surroundings(
                 ours=ours["versions"],
@@ -118,7 +118,7 @@ def _look_around(models: ModelsUnderTest, settings: Settings, *, speed: bool) ->
                 theirs_python=theirs["python"],
                 checkpoint={**spec, **checkpoint},
                 cuda=worker.ask("cuda"),
-                flops=worker.ask("flops", spec=spec)["coefficients"] if speed else [],
+                flops=worker.ask("fact", function="flops_polynomial", spec=spec)["value"] if speed else [],
             )
     except WorkerError as error:
         raise BenchError(str(error)) from error

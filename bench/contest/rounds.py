@@ -136,7 +136,7 @@ class Contest:
 
     def measure_machine(self, cores: int) -> None:
         """Measure the machine's current peak, once per round."""
-        self.peak_gflops.append(float(self._machine.ask("gemm", cores=cores)["gflops"]))
+        self.peak_gflops.append(self._machine.ask("fact", function="gemm_gflops", cores=cores)["value"])
 
     def turn(self, entrant: Entrant) -> None:
         """Let an entrant encode all texts, timed."""

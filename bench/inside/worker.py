@@ -110,23 +110,10 @@ class Worker:
         convert = importlib.import_module("converters").CONVERTERS[converter]
         return {"spec": convert(spec, Path(folder))}
 
-    def describe(self, spec: Request) -> Reply:
-        """Describe the checkpoint."""
-        from sbert_infer.bench.inside.checkpoint_facts import describe_checkpoint
-
-        return {"checkpoint": describe_checkpoint(spec)}
-
-    def flops(self, spec: Request) -> Reply:
-        """Coefficients of the polynomial that gives a text's operations by its number of tokens."""
-        from sbert_infer.bench.inside.checkpoint_facts import flops_polynomial
-
-        return {"coefficients": flops_polynomial(spec)}
-
-    def gemm(self, cores: int) -> Reply:
-        """Measure the machine's peak at FP32 matrix products."""
-        from sbert_infer.bench.inside.checkpoint_facts import gemm_gflops
-
-        return {"gflops": gemm_gflops(cores)}
+    def fact(self, function: str, **arguments: Any) -> Reply:
+        """Call a function of checkpoint_facts.py, which needs sbert_infer and torch."""
+        facts = importlib.import_module("sbert_infer.bench.inside.checkpoint_facts")
+        return {"value": getattr(facts, function)(**arguments)}
 
     def versions(self, packages: list[str]) -> Reply:
         """Versions of those `packages` that are installed here."""

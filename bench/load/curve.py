@@ -6,9 +6,10 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from sbert_infer.bench.load.results import SATURATION, LoadResults, LoadRow
-from sbert_infer.bench.stats import median, round_ratios
+from sbert_infer.bench.stats import round_ratios
 
 EQUAL_LOAD = 0.7  # share of the slowest server's saturation at which p99s are compared
 _CALM = 10  # responses in a row that must be as fast as usual for a server to have recovered
@@ -78,10 +79,10 @@ def recovery_time(probes: Sequence[tuple[float, float | None]], normal_s: float)
 
 def _curve(rows: Sequence[LoadRow]) -> list[tuple[float, float]]:
     """List (load, p99 in ms) by rising load, p99 infinite where the server does not keep up."""
-    shown = [row for row in rows if row.offered_per_s is not None]
     return sorted(
-        (row.offered_per_s or 0, row.latency_ms["p99"] if row.keeps_up and row.latency_ms else math.inf)
-        for row in shown
+        (row.offered_per_s, row.latency_ms["p99"] if row.keeps_up and row.latency_ms else math.inf)
+        for row in rows
+        if row.offered_per_s is not None
     )
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from sbert_infer.bench.load.results import LONE, SATURATION, LoadResults, LoadRow
-from sbert_infer.bench.stats import median, round_ratios
+from sbert_infer.bench.stats import round_ratios
 
 _FLAT = 1.1  # memory after an overload, against before it
 

@@ -6,11 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import numpy as np
 
-from sbert_infer.bench.stats import median, percentiles
+from sbert_infer.bench.stats import percentiles
 
 LONE, SATURATION = "lone", "saturation"  # the two levels at which clients wait for responses
 FORMAT_VERSION = 2  # 2: figures of the rounds

@@ -14,10 +14,6 @@ from sbert_infer.bench.report.table import number, render_cells
 Cells = tuple[list[str], list[list[str]]]
 
 
-def _latency(name: str) -> Callable[[LoadRow], str]:
-    return lambda row: f"{row.latency_ms[name]:,.1f}" if row.latency_ms else "-"
-
-
 def _errors(row: LoadRow) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(row.errors.items())) or "0"
 
@@ -32,10 +28,10 @@ COLUMNS: dict[str, Callable[[LoadRow], str]] = {
     "wrong": lambda row: f"{row.wrong_texts:,}",
     "goodput/s": lambda row: f"{row.goodput_per_s:,.1f}",
     "texts/s": lambda row: f"{row.texts_per_s:,.1f}",
-    "p50 ms": _latency("p50"),
-    "p95 ms": _latency("p95"),
-    "p99 ms": _latency("p99"),
-    "max ms": _latency("max"),
+    "p50 ms": lambda row: number(row.latency_ms.get("p50"), "{:,.1f}"),
+    "p95 ms": lambda row: number(row.latency_ms.get("p95"), "{:,.1f}"),
+    "p99 ms": lambda row: number(row.latency_ms.get("p99"), "{:,.1f}"),
+    "max ms": lambda row: number(row.latency_ms.get("max"), "{:,.1f}"),
     "late ms": lambda row: f"{row.late_p99_ms:,.1f}",
     "client CPU": lambda row: f"{row.generator_cpu:.0%}",
     "MB": lambda row: number(row.memory_mb, "{:,.0f}"),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 from sbert_infer.bench.report.results import QUALITY, Results, Row, WorkloadFacts
-from sbert_infer.bench.stats import median
 
 
 def number(value: float | None, pattern: str) -> str:

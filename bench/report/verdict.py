@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from sbert_infer.bench.contest.lineup import MAX_ERROR, MIN_CORRELATION, MIN_COSINE, TUNED, file_mb
 from sbert_infer.bench.contest.rounds import Entrant
 from sbert_infer.bench.report.results import QUALITY, Row, WorkloadFacts
-from sbert_infer.bench.stats import median, paired_ratio, percentiles
+from sbert_infer.bench.stats import paired_ratio, percentiles
 
 
 def score(entrants: Sequence[Entrant], facts: WorkloadFacts) -> list[Row]:
@@ -53,14 +54,6 @@ def _row(entrant: Entrant, facts: WorkloadFacts, reference: Sequence[float]) -> 
         return row
     row.seconds = _values(entrant, "seconds")
     row.latency_ms = percentiles(entrant.latencies_ms) if entrant.latencies_ms else {}
-    _add_speed(row, entrant, facts)
-    _add_verdict(row, entrant)
-    if row.status == "ok":
-        row.speed_up = paired_ratio(reference, row.seconds)
-    return row
-
-
-def _add_speed(row: Row, entrant: Entrant, facts: WorkloadFacts) -> None:
     middle = median(row.seconds)
     row.texts_per_s, row.tokens_per_s = facts.texts / middle, facts.tokens / middle
     row.texts_per_s_low, row.texts_per_s_high = facts.texts / max(row.seconds), facts.texts / min(row.seconds)
@@ -69,6 +62,10 @@ def _add_speed(row: Row, entrant: Entrant, facts: WorkloadFacts) -> None:
     shares = [facts.gflop / mine / peak for mine, peak in zip(row.seconds, facts.peak_gflops, strict=True)]
     row.peak_share = median(shares)
     row.padding = entrant.turns[-1]["padding"]
+    _add_verdict(row, entrant)
+    if row.status == "ok":
+        row.speed_up = paired_ratio(reference, row.seconds)
+    return row
 
 
 def _add_verdict(row: Row, entrant: Entrant) -> None:
