@@ -16,10 +16,20 @@ Spec = dict[str, Any]  # `checkpoint`, `pairs` if it is a cross-encoder, `trust_
 def describe_checkpoint(spec: Spec) -> Spec:
     """Describe the checkpoint for the contestants' loaders."""
     from sbert_infer.export.checkpoint.checkpoint import weights_sha256
+    from sbert_infer.export.checkpoint.modules import NormalizeSpec, PoolingSpec
 
     checkpoint = _read(spec).checkpoint if spec["pairs"] else _read(spec)
     facts = {"model": str(checkpoint.path.resolve()), "weights_sha256": weights_sha256(checkpoint)}
-    return facts if spec["pairs"] else {**facts, **_describe_modules(checkpoint)}
+    if spec["pairs"]:
+        return facts
+    others = [module for module in checkpoint.modules if not isinstance(module, (PoolingSpec, NormalizeSpec))]
+    return {
+        **facts,
+        "pooling": "+".join(checkpoint.pooling.modes),
+        "head": ", ".join(type(module).__name__.removesuffix("Spec") for module in others),
+        "normalized": any(isinstance(module, NormalizeSpec) for module in checkpoint.modules),
+        "dim": checkpoint.dim,
+    }
 
 
 def flops_polynomial(spec: Spec) -> list[float]:
@@ -81,16 +91,3 @@ def _read(spec: Spec) -> Any:
     read: Any = read_cross_encoder if spec.get("pairs") else read_checkpoint
     code = spec.get("trust_remote_code", False)
     return read(spec["checkpoint"], max_length=spec.get("max_length"), trust_remote_code=code)
-
-
-def _describe_modules(checkpoint: Any) -> Spec:
-    from sbert_infer.export.checkpoint.modules import NormalizeSpec, PoolingSpec
-
-    modules = checkpoint.modules
-    others = [module for module in modules if not isinstance(module, (PoolingSpec, NormalizeSpec))]
-    return {
-        "pooling": "+".join(checkpoint.pooling.modes),
-        "head": ", ".join(type(module).__name__.removesuffix("Spec") for module in others),
-        "normalized": any(isinstance(module, NormalizeSpec) for module in modules),
-        "dim": checkpoint.dim,
-    }

@@ -34,7 +34,9 @@ def latency_against_load(results: LoadResults) -> str:
         parts.append(axis_text(WIDTH - _FRAME.right, at - 5, f"bound {results.p99_bound_ms:,.1f} ms", "end"))
     for place, name in enumerate(results.names):
         if name in marks:
-            parts += _mark(place, x(marks[name]), f"{name}: {marks[name]:,.1f}/s at most")
+            at, low = x(marks[name]), _FRAME.height - _FRAME.bottom
+            parts.append(f'<path class="saturation s{place % COLOURS}" d="M{at:.1f} {_FRAME.top}V{low}"/>')
+            parts.append(axis_text(at - 6, low - 8 - 15 * place, f"{name}: {marks[name]:,.1f}/s at most", "end"))
         for rank in PERCENTILES:
             latencies = [row.latency_ms[f"p{rank}"] for row in curves[name]]
             dots = [
@@ -82,8 +84,3 @@ def _line(kind: str, dots: Sequence[tuple[float, float, LoadRow, str]]) -> list[
         circle = f'<circle class="dot {kind}{hollow}" cx="{left:.1f}" cy="{top:.1f}" r="4"/>'
         parts.append(f"<g><title>{escape(text)}</title>{circle}</g>")
     return parts
-
-
-def _mark(place: int, x: float, text: str) -> list[str]:
-    line = f'<path class="saturation s{place % COLOURS}" d="M{x:.1f} {_FRAME.top}V{_FRAME.height - _FRAME.bottom}"/>'
-    return [line, axis_text(x - 6, _FRAME.height - _FRAME.bottom - 8 - 15 * place, text, "end")]

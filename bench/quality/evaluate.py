@@ -48,7 +48,8 @@ def evaluate(contest: Contest, tasks: Sequence[Task], manifest: Manifest, progre
         scorers = {entrant.contestant.name: task.scorer() for entrant in entrants}
         done = 0
         for block in task.blocks():
-            prompt = _prompt(manifest, block.role)
+            prompts = (manifest.prompts[name] for name in _PROMPTS.get(block.role, ()) if name in manifest.prompts)
+            prompt = next(prompts, None)  # None stands for the model's default
             contest.hand_out(block.texts)
             for entrant in entrants:
                 name = entrant.contestant.name
@@ -62,11 +63,6 @@ def evaluate(contest: Contest, tasks: Sequence[Task], manifest: Manifest, progre
         for name, scorer in scorers.items():
             found.setdefault(name, {}).update(scorer.measures())
     return _with_mean(found)
-
-
-def _prompt(manifest: Manifest, role: str) -> str | None:
-    """Prompt for texts with this role; None stands for the model's default."""
-    return next((manifest.prompts[name] for name in _PROMPTS.get(role, ()) if name in manifest.prompts), None)
 
 
 def _with_mean(found: Found) -> Found:

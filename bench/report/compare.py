@@ -24,7 +24,7 @@ class Change:
 
     def got_slower(self, tolerance: float) -> bool:
         """Whether it lost more than `tolerance`, or stopped working."""
-        stopped = self.before.status == "ok" != self.after.status
+        stopped = self.before.status == "ok" and self.after.status != "ok"
         return stopped or (self.ratio is not None and self.ratio < 1 - tolerance)
 
 
