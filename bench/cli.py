@@ -14,12 +14,11 @@ from sbert_infer.bench.console import (
     DATASET,
     FILE,
     OUTPUT,
-    check_outputs,
+    SETTINGS,
     finish,
+    long_run,
     make_workloads,
     plain_errors,
-    progress_line,
-    temporary_folder,
     text_options,
 )
 from sbert_infer.bench.errors import BenchError, ResultsError
@@ -46,10 +45,9 @@ Examples:
   sbert-bench compare before.json after.json --tolerance 0.05
 """
 _LATENCY_TEXTS = 100
-_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
-@click.command("sbert-bench", epilog=EXAMPLES, context_settings=_SETTINGS)
+@click.command("sbert-bench", epilog=EXAMPLES, context_settings=SETTINGS)
 @click.argument("sources", nargs=-1, required=True, metavar="ARTIFACT_OR_CHECKPOINT...")
 @click.option("--checkpoint", metavar="DIR", help="What the artifacts were made from. [model/ beside model.onnx]")
 @text_options
@@ -100,20 +98,20 @@ def run(
     **options: Any,
 ) -> None:
     """Measure exported models against the eager PyTorch reference and other libraries."""
-    with plain_errors(), temporary_folder() as folder, progress_line() as progress:
+    with long_run(json_file, html_file) as (folder, progress):
         from sbert_infer.bench.contest.models_under_test import open_models
         from sbert_infer.bench.report.page import render_page
         from sbert_infer.bench.report.results import write_reports
         from sbert_infer.bench.report.table import render_table
         from sbert_infer.bench.session import Settings, run_session
 
-        check_outputs(json_file, html_file)
         settings = Settings(
             latency_texts=_LATENCY_TEXTS if latency else 0, rivals_python=_interpreter(rivals_python), **options
         )
-        if only_quality:
-            has_data = bool(settings.sts or settings.pairs or settings.beir)
-            _check_only_quality(has_data, has_speed=bool(workloads or texts_file or latency))
+        if only_quality and not (settings.sts or settings.pairs or settings.beir):
+            raise BenchError("--only-quality needs data: add --sts, --pairs or --beir")
+        if only_quality and (workloads or texts_file or latency):
+            raise BenchError("--only-quality measures no speed: leave out --workload, --texts and --latency")
         texts = {} if only_quality else make_workloads(workloads, texts_file, num_texts, settings.seed)
         code = settings.trust_remote_code
         models = open_models(sources, checkpoint, folder, trust_remote_code=code, announce=progress)
@@ -122,7 +120,7 @@ def run(
     finish(render_table(results, markdown=markdown), results.stamp, right=results.ours_are_right)
 
 
-@click.command("sbert-bench compare", epilog=COMPARE_EXAMPLES, context_settings=_SETTINGS)
+@click.command("sbert-bench compare", epilog=COMPARE_EXAMPLES, context_settings=SETTINGS)
 @click.argument("before", type=FILE)
 @click.argument("after", type=FILE)
 @click.option(
@@ -141,7 +139,7 @@ def compare(before: Path, after: Path, tolerance: float) -> None:
     for line in comparison.warnings(old, new):
         click.echo(f"warning: {line}", err=True)
     click.echo(comparison.render_changes(changes, tolerance))
-    if any(change.ours and change.got_slower(tolerance) for change in changes):
+    if any(change.before.ours and change.got_slower(tolerance) for change in changes):
         raise SystemExit(1)
 
 
@@ -155,13 +153,6 @@ def main() -> None:
 
         load([argument for argument in arguments if argument != "--serve"], prog_name="sbert-bench --serve")
     run(prog_name="sbert-bench")
-
-
-def _check_only_quality(has_data: bool, *, has_speed: bool) -> None:
-    if not has_data:
-        raise BenchError("--only-quality needs data: add --sts, --pairs or --beir")
-    if has_speed:
-        raise BenchError("--only-quality measures no speed: leave out --workload, --texts and --latency")
 
 
 def _interpreter(path: str | None) -> str:

@@ -19,6 +19,7 @@ from sbert_infer.errors import SbertInferError
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 DATASET = click.Path(exists=True, path_type=Path)  # a file, or a folder
 OUTPUT = click.Path(dir_okay=False, path_type=Path)
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}  # of every command
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -47,13 +48,6 @@ def make_workloads(names: tuple[str, ...], file: Path | None, num_texts: int, se
     return {name: make_workload(name, num_texts, seed) for name in names or ("mixed",)}
 
 
-def check_outputs(*files: Path | None) -> None:
-    """Check that files can be written, before the long run rather than after it."""
-    for file in files:
-        if file is not None and not file.absolute().parent.is_dir():
-            raise BenchError(f"the folder {file.parent} does not exist")
-
-
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """Show errors of this package and of the system as one line, and exit with 1."""
@@ -68,19 +62,22 @@ def plain_errors() -> Iterator[None]:
 
 
 @contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """A folder that exists for one run."""
-    with tempfile.TemporaryDirectory(prefix="sbert-bench-", ignore_cleanup_errors=True) as folder:
-        yield Path(os.path.realpath(folder))
+def long_run(*outputs: Path | None) -> Iterator[tuple[Path, Callable[[str], object]]]:
+    """Give a temporary folder, and a function that shows the current step on a terminal.
 
-
-@contextmanager
-def progress_line() -> Iterator[Callable[[str], object]]:
-    """On a terminal, show a line with the current step and the time so far."""
+    That `outputs` can be written is checked before the long run rather than after it.
+    """
     from tqdm import tqdm
 
-    with tqdm(bar_format="{desc}  [{elapsed}]", leave=False, disable=None) as bar:  # None: a terminal only
-        yield lambda line: bar.set_description_str(line)
+    with (
+        plain_errors(),
+        tempfile.TemporaryDirectory(prefix="sbert-bench-", ignore_cleanup_errors=True) as folder,
+        tqdm(bar_format="{desc}  [{elapsed}]", leave=False, disable=None) as bar,  # None: a terminal only
+    ):
+        for file in outputs:
+            if file is not None and not file.absolute().parent.is_dir():
+                raise BenchError(f"the folder {file.parent} does not exist")
+        yield Path(os.path.realpath(folder)), bar.set_description_str
 
 
 def finish(table: str, stamp: Mapping[str, object], *, right: bool) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from sbert_infer._util.cores import usable_cores
-from sbert_infer.bench.contest.lineup import PACKAGES, Contestant, choose, line_up, not_installed
+from sbert_infer.bench.contest.lineup import PACKAGES, TUNED, Contestant, choose, line_up, not_installed
 from sbert_infer.bench.contest.models_under_test import ModelsUnderTest, check_weights
 from sbert_infer.bench.contest.process import RemoteWorker
 from sbert_infer.bench.contest.rounds import Contest
 from sbert_infer.bench.errors import BenchError, WorkerError
-from sbert_infer.bench.quality.evaluate import add_quality, evaluate, make_tasks
+from sbert_infer.bench.quality.evaluate import evaluate, make_tasks
 from sbert_infer.bench.quality.tasks import Task
 from sbert_infer.bench.report.machine import machine_stamp
 from sbert_infer.bench.report.results import QUALITY, Results, Row, WorkloadFacts
@@ -110,7 +110,7 @@ def _look_around(models: ModelsUnderTest, settings: Settings, *, speed: bool) ->
             theirs = worker.ask("versions", packages=PACKAGES)
         with closing(RemoteWorker()) as worker:
             ours = worker.ask("versions", packages=PACKAGES)
-            checkpoint = worker.ask("describe", spec=spec)["checkpoint"]
+            checkpoint = worker.ask("fact", function="describe_checkpoint", spec=spec)["value"]
             check_weights(models, checkpoint["weights_sha256"])
             return Surroundings(
                 ours=ours["versions"],
@@ -118,7 +118,7 @@ def _look_around(models: ModelsUnderTest, settings: Settings, *, speed: bool) ->
                 theirs_python=theirs["python"],
                 checkpoint={**spec, **checkpoint},
                 cuda=worker.ask("cuda"),
-                flops=worker.ask("flops", spec=spec)["coefficients"] if speed else [],
+                flops=worker.ask("fact", function="flops_polynomial", spec=spec)["value"] if speed else [],
             )
     except WorkerError as error:
         raise BenchError(str(error)) from error
@@ -157,9 +157,9 @@ def _measure_quality(
     """Add quality to the rows, or to new ones if there are none."""
     found = evaluate(contest, tasks, models.artifacts[0].manifest, progress)
     rows = rows or score_quality(contest.entrants)
-    add_quality(rows, found)
     failures = {entrant.contestant.name: entrant.failure for entrant in contest.entrants}
     for row in rows:
+        row.quality = found.get(row.contestant.removesuffix(TUNED), {})  # a tuned entry has that of its library
         if row.status == "ok" and failures[row.contestant]:  # it failed after its speed was measured
             row.note = "; ".join(filter(None, [row.note, f"no quality: {failures[row.contestant]}"]))
     return rows

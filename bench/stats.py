@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,6 @@ import numpy.typing as npt
 PERCENTILES = (50, 95, 99)
 
 Floats = npt.NDArray[np.float64]
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle value."""
-    return float(np.median(values))
 
 
 def paired_ratio(reference: Sequence[float], others: Sequence[float]) -> float:

@@ -58,7 +58,11 @@ def make_workload(name: str, num_texts: int, seed: int = 0) -> tuple[str, ...]:
 
 def read_workload(path: Path, num_texts: int) -> tuple[str, ...]:
     """Read the first `num_texts` distinct, non-empty lines of a file."""
-    texts = tuple(dict.fromkeys(line for line in _lines(path) if line.strip()))[:num_texts]
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines also splits at characters of a text
+    except UnicodeDecodeError as error:
+        raise WorkloadError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
+    texts = tuple(dict.fromkeys(line for line in lines if line.strip()))[:num_texts]
     if not texts:
         raise WorkloadError(f"{path} holds no text")
     return texts
@@ -68,14 +72,6 @@ def make_pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
     """Pair each text with a query: the first words of the text half the list away."""
     queries = [" ".join(text.split()[:_QUERY_WORDS]) for text in texts]
     return [(queries[(place + len(texts) // 2) % len(texts)], text) for place, text in enumerate(texts)]
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        # Not splitlines, which also splits at characters that are part of a text.
-        return path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise WorkloadError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def _text(sentences: tuple[tuple[str, ...], ...], start: int, words: int) -> str:

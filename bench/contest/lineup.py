@@ -61,20 +61,14 @@ _ST = "sentence-transformers"
 _ONNX = (_ST, "optimum", "onnxruntime", "onnx")
 
 
-def _sentence_transformers(
-    name: str, needs: tuple[str, ...], backend: str = "torch", family: str = "fp32", **more: Any
-) -> Contestant:
-    return Contestant(
-        name=f"{_ST} {name}",
-        family=family,
-        spec={"kind": _ST, "backend": backend},
-        needs=needs,
-        third_party=True,
-        tunable=True,
-        own_batch_size=32,
-        sorts=True,
-        **more,
-    )
+def _rival(name: str, spec: Mapping[str, Any], needs: tuple[str, ...], **more: Any) -> Contestant:
+    """Make an entry for another library; what is not given is as in most of them."""
+    more = {"family": "fp32", "own_batch_size": 32, "sorts": True, **more}
+    return Contestant(name, spec=spec, needs=needs, third_party=True, tunable=True, **more)
+
+
+def _sentence_transformers(name: str, needs: tuple[str, ...], backend: str = "torch", **more: Any) -> Contestant:
+    return _rival(f"{_ST} {name}", {"kind": _ST, "backend": backend}, needs, **more)
 
 
 def _sentence_transformers_onnx(name: str, **more: Any) -> Contestant:
@@ -96,31 +90,18 @@ RIVALS: tuple[Contestant, ...] = (
         on_sigill={"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"},
     ),
     _sentence_transformers_onnx("onnx int8", converter="onnx-int8", family="int8"),
-    Contestant(
-        name="fastembed",
-        family="fp32",
-        spec={"kind": "fastembed"},
-        needs=("fastembed", *_ONNX),  # the latter for the ONNX file that it runs
-        third_party=True,
+    _rival(
+        "fastembed",
+        {"kind": "fastembed"},
+        ("fastembed", *_ONNX),  # the latter for the ONNX file that it runs
         converter="onnx",
         model_files="onnx/model.onnx",
-        tunable=True,
         own_batch_size=256,
+        sorts=False,
     ),
-    Contestant(
-        name="infinity",
-        family="fp32",
-        spec={"kind": "infinity"},
-        needs=("infinity_emb", _ST),
-        third_party=True,
-        tunable=True,
-        own_batch_size=32,
-        sorts=True,
-    ),
+    _rival("infinity", {"kind": "infinity"}, ("infinity_emb", _ST)),
 )
-PAIR_RIVALS: tuple[Contestant, ...] = (
-    dataclasses.replace(_sentence_transformers("CrossEncoder", (_ST,)), spec={"kind": "cross-encoder"}),
-)
+PAIR_RIVALS: tuple[Contestant, ...] = (_rival(f"{_ST} CrossEncoder", {"kind": "cross-encoder"}, (_ST,)),)
 
 # Packages whose versions are recorded with the results.
 PACKAGES = tuple(

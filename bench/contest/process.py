@@ -81,17 +81,13 @@ class RemoteWorker:
 
     def _death(self) -> WorkerError:
         code = self._process.wait()
-        last = self._last_line()
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 2000))
+        lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
+        last = lines[-1].strip() if lines else ""
         if code < 0:
             with contextlib.suppress(ValueError):
                 return WorkerError(f"killed by {signal.Signals(-code).name}" + (f" ({last})" if last else ""), -code)
         return WorkerError(f"exited with {code}" + (f": {last}" if last else ""))
-
-    def _last_line(self) -> str:
-        """Last line that the process wrote to stderr."""
-        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 2000))
-        lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
-        return lines[-1].strip() if lines else ""
 
     def _signal(self, name: str) -> None:
         if _CAN_STOP and self._process.poll() is None:

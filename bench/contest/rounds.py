@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from signal import Signals
@@ -62,22 +63,21 @@ class Entrant:
         self.same_as_own, self.batch_size = False, None
         self.turns, self.cosines, self.differences, self.latencies_ms = [], [], [], []
 
-    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """Send a request to its worker."""
-        if self.worker is None:
-            raise WorkerError("it was never started")
-        return self.worker.ask(command, **arguments)
-
-    def attempt(self, action: Callable[[Entrant], object]) -> None:
-        """Do something with it unless it is out; if its worker fails, it is out from now on."""
-        if self.failure:
-            return
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any] | None:
+        """Send a request to its worker; None if it is out, or because the worker fails now."""
+        if self.failure or self.worker is None:
+            return None
         try:
-            action(self)
+            return self.worker.ask(command, **arguments)
         except WorkerError as error:
-            self.failure = str(error)
-            if self.worker is not None:
-                self.worker.close()
+            self.drop(error)
+            return None
+
+    def drop(self, error: WorkerError) -> None:
+        """Put it out of the contest."""
+        self.failure = str(error)
+        if self.worker is not None:
+            self.worker.close()
 
 
 class Contest:
@@ -98,7 +98,10 @@ class Contest:
         """Start a contestant and load its model."""
         entrant = Entrant(contestant)
         self.entrants.append(entrant)
-        entrant.attempt(self._load)
+        try:
+            self._load(entrant)
+        except WorkerError as error:
+            entrant.drop(error)
         self._check_reference()
 
     def start_workload(self, texts: Sequence[Text]) -> None:
@@ -113,14 +116,17 @@ class Contest:
         file = self._folder / "texts.json"
         file.write_text(json.dumps(list(texts)), encoding="utf-8")
         for entrant in self.entrants:
-            entrant.attempt(lambda one: one.ask("texts", file=str(file)))
+            entrant.ask("texts", file=str(file))
         self._reference = None
 
     def warm_up(self, entrant: Entrant) -> None:
         """Find the batch size of a tuned entrant, then let it encode part of the texts."""
-        entrant.attempt(_tune)
+        contestant = entrant.contestant
+        if contestant.tuned and (found := entrant.ask("tune", sizes=list(BATCH_SIZES), count=_TUNE_TEXTS)):
+            entrant.batch_size = found["batch_size"]
+            entrant.same_as_own = contestant.sorts and entrant.batch_size == contestant.own_batch_size
         if entrant.runs:
-            entrant.attempt(lambda one: one.ask("warm_up", every=_WARM_UP_EVERY, **_configuration(one)))
+            entrant.ask("warm_up", every=_WARM_UP_EVERY, **_configuration(entrant))
 
     def turns(self, number: int) -> list[Entrant]:
         """List the entrants in the order in which they run in round `number`."""
@@ -130,12 +136,12 @@ class Contest:
 
     def measure_machine(self, cores: int) -> None:
         """Measure the machine's current peak, once per round."""
-        self.peak_gflops.append(float(self._machine.ask("gemm", cores=cores)["gflops"]))
+        self.peak_gflops.append(self._machine.ask("fact", function="gemm_gflops", cores=cores)["value"])
 
     def turn(self, entrant: Entrant) -> None:
         """Let an entrant encode all texts, timed."""
-        file = str(self._vectors_file(entrant))
-        entrant.attempt(lambda one: one.turns.append(one.ask("encode", out=file, **_configuration(one))))
+        if reply := entrant.ask("encode", out=self._vectors_file(entrant), **_configuration(entrant)):
+            entrant.turns.append(reply)
         self._check_reference()
 
     def compare(self) -> None:
@@ -164,14 +170,13 @@ class Contest:
 
     def latency_turn(self, entrant: Entrant, rows: list[int]) -> None:
         """Let an entrant encode some of the texts one at a time, timed."""
-        file = str(self._vectors_file(entrant))
-        entrant.attempt(lambda one: one.latencies_ms.extend(one.ask("latency", rows=rows, out=file)["ms"]))
+        if reply := entrant.ask("latency", rows=rows, out=self._vectors_file(entrant)):
+            entrant.latencies_ms += reply["ms"]
         self._collect(entrant, rows)
 
     def vectors(self, entrant: Entrant, prompt: str | None) -> Vectors | None:
         """Let an entrant, the reference first, encode all texts, not timed; None if it failed."""
-        file = str(self._vectors_file(entrant))
-        entrant.attempt(lambda one: one.ask("encode", out=file, batch_size=None, by_length=False, prompt=prompt))
+        entrant.ask("encode", out=self._vectors_file(entrant), batch_size=None, by_length=False, prompt=prompt)
         self._check_reference()
         return self._collect(entrant)
 
@@ -198,7 +203,7 @@ class Contest:
         if entrant.worker is not None:
             entrant.worker.close()
         entrant.worker = RemoteWorker(self._python(entrant.contestant), environment)
-        entrant.load_s = entrant.ask("load", spec=dict(entrant.contestant.spec))["seconds"]
+        entrant.load_s = entrant.worker.ask("load", spec=dict(entrant.contestant.spec))["seconds"]
 
     def _convert(self, contestant: Contestant) -> Contestant:
         """Make the files that a contestant runs, once for all with the same converter."""
@@ -216,29 +221,25 @@ class Contest:
         return replace(contestant, spec={**contestant.spec, **made})
 
     def _make_files(self, contestant: Contestant, environment: Mapping[str, str]) -> Mapping[str, Any] | WorkerError:
-        worker = RemoteWorker(self._python(contestant), environment)
-        try:
-            folder = str(self._folder / contestant.converter)
-            made: Mapping[str, Any] = worker.ask(
-                "convert", converter=contestant.converter, spec=dict(contestant.spec), folder=folder
-            )["spec"]
-            return made
-        except WorkerError as error:
-            return error
-        finally:
-            worker.close()
+        name, spec = contestant.converter, dict(contestant.spec)
+        with closing(RemoteWorker(self._python(contestant), environment)) as worker:
+            try:
+                reply = worker.ask("convert", converter=name, spec=spec, folder=str(self._folder / name))
+            except WorkerError as error:
+                return error
+        return dict(reply["spec"])
 
     def _python(self, contestant: Contestant) -> str:
         return self._rivals_python if contestant.third_party else sys.executable
 
     # Comparing ------------------------------------------------------------------------------------
 
-    def _vectors_file(self, entrant: Entrant) -> Path:
-        return self._folder / f"vectors{self.entrants.index(entrant)}.npy"
+    def _vectors_file(self, entrant: Entrant) -> str:
+        return str(self._folder / f"vectors{self.entrants.index(entrant)}.npy")
 
     def _collect(self, entrant: Entrant, rows: list[int] | None = None) -> Vectors | None:
         """Take the vectors that an entrant wrote, of all texts or of `rows`, and compare them."""
-        file = self._vectors_file(entrant)
+        file = Path(self._vectors_file(entrant))
         if not file.exists():
             return None
         vectors: Vectors = np.load(file)
@@ -256,14 +257,6 @@ class Contest:
     def _check_reference(self) -> None:
         if reason := self.entrants[0].failure:
             raise BenchError(f"the {self.entrants[0].contestant.name} reference can't run: {reason}")
-
-
-def _tune(entrant: Entrant) -> None:
-    contestant = entrant.contestant
-    if contestant.tuned:
-        size = entrant.ask("tune", sizes=list(BATCH_SIZES), count=_TUNE_TEXTS)["batch_size"]
-        entrant.batch_size = size
-        entrant.same_as_own = contestant.sorts and size == contestant.own_batch_size
 
 
 def _configuration(entrant: Entrant) -> dict[str, Any]:

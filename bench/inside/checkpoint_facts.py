@@ -6,20 +6,30 @@ Computed in a worker with our own interpreter, so that the benchmark itself neve
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-Spec = dict[str, Any]  # `checkpoint`, `pairs` if it is a cross-encoder, `trust_remote_code`
+Spec = dict[str, Any]  # `checkpoint`, `pairs` if it is a cross-encoder, `trust_remote_code`, `max_length`
 
 
 def describe_checkpoint(spec: Spec) -> Spec:
     """Describe the checkpoint for the contestants' loaders."""
     from sbert_infer.export.checkpoint.checkpoint import weights_sha256
+    from sbert_infer.export.checkpoint.modules import NormalizeSpec, PoolingSpec
 
     checkpoint = _read(spec).checkpoint if spec["pairs"] else _read(spec)
     facts = {"model": str(checkpoint.path.resolve()), "weights_sha256": weights_sha256(checkpoint)}
-    return facts if spec["pairs"] else {**facts, **_describe_modules(checkpoint)}
+    if spec["pairs"]:
+        return facts
+    others = [module for module in checkpoint.modules if not isinstance(module, (PoolingSpec, NormalizeSpec))]
+    return {
+        **facts,
+        "pooling": "+".join(checkpoint.pooling.modes),
+        "head": ", ".join(type(module).__name__.removesuffix("Spec") for module in others),
+        "normalized": any(isinstance(module, NormalizeSpec) for module in checkpoint.modules),
+        "dim": checkpoint.dim,
+    }
 
 
 def flops_polynomial(spec: Spec) -> list[float]:
@@ -31,7 +41,7 @@ def flops_polynomial(spec: Spec) -> list[float]:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    reference = _load_reference(spec)
+    reference = load_reference(spec, attention="eager")
     longest = min(64, reference.checkpoint.max_length)
     lengths = sorted({max(1, longest // 4), max(2, longest // 2), max(3, longest)})
     counts = []
@@ -61,33 +71,23 @@ def gemm_gflops(cores: int, sizes: tuple[int, ...] = (512, 1024, 2048)) -> float
     return best / 1e9
 
 
+def load_reference(spec: Spec, attention: Literal["sdpa", "eager"] = "sdpa") -> Any:
+    """Load the eager PyTorch model, of a cross-encoder if `spec` has `pairs`."""
+    from sbert_infer.export.families.cross_encoder.reference import load_pair_reference
+    from sbert_infer.export.reference import encoder
+
+    if not spec.get("pairs"):
+        return encoder.load_reference(_read(spec), attention=attention)
+    reference: Any = load_pair_reference(_read(spec))
+    if attention == "eager":
+        reference.encoder.set_attn_implementation(attention)
+    return reference
+
+
 def _read(spec: Spec) -> Any:
     from sbert_infer.export.checkpoint.reader import read_checkpoint
     from sbert_infer.export.families.cross_encoder.checkpoint import read_cross_encoder
 
-    read: Any = read_cross_encoder if spec["pairs"] else read_checkpoint
-    return read(spec["checkpoint"], trust_remote_code=spec.get("trust_remote_code", False))
-
-
-def _describe_modules(checkpoint: Any) -> Spec:
-    from sbert_infer.export.checkpoint.modules import NormalizeSpec, PoolingSpec
-
-    modules = checkpoint.modules
-    others = [module for module in modules if not isinstance(module, (PoolingSpec, NormalizeSpec))]
-    return {
-        "pooling": "+".join(checkpoint.pooling.modes),
-        "head": ", ".join(type(module).__name__.removesuffix("Spec") for module in others),
-        "normalized": any(isinstance(module, NormalizeSpec) for module in modules),
-        "dim": checkpoint.dim,
-    }
-
-
-def _load_reference(spec: Spec) -> Any:
-    from sbert_infer.export.families.cross_encoder.reference import load_pair_reference
-    from sbert_infer.export.reference.encoder import load_reference
-
-    if not spec["pairs"]:
-        return load_reference(_read(spec), attention="eager")
-    reference: Any = load_pair_reference(_read(spec))
-    reference.encoder.set_attn_implementation("eager")
-    return reference
+    read: Any = read_cross_encoder if spec.get("pairs") else read_checkpoint
+    code = spec.get("trust_remote_code", False)
+    return read(spec["checkpoint"], max_length=spec.get("max_length"), trust_remote_code=code)

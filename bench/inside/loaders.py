@@ -3,8 +3,10 @@
 Its interpreter may lack sbert_infer, so this imports the standard library and numpy only; each
 loader imports what it needs. A loader takes the `Spec` of a contestant in lineup.py and returns an
 `Encode`: a function of texts, a batch size (None: the library's own default) and a prompt (None:
-the model's default) that returns vectors [texts, dim]. Everything else in a loader follows the
-library's own documentation.
+the model's default) that returns vectors [texts, dim]. With `pairs` in the spec, for rerankers, it
+takes pairs of texts and returns scores [pairs, labels], from before the activation, which would
+hide differences between large scores. Everything else in a loader follows the library's own
+documentation.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import numpy.typing as npt
 
 Vectors = npt.NDArray[Any]
 Spec = dict[str, Any]
-Encode = Callable[[list[str], int | None, str | None], Vectors]
+Encode = Callable[[list[Any], int | None, str | None], Vectors]
 
 
 class UnsupportedError(Exception):
@@ -30,16 +32,19 @@ class UnsupportedError(Exception):
 
 
 def load_engine(spec: Spec) -> Encode:
-    """Load `sbert_infer.Engine` the ordinary way."""
-    from sbert_infer import Engine
+    """Load `sbert_infer.Engine` or, for pairs, `sbert_infer.Reranker` the ordinary way."""
+    from sbert_infer import Engine, Reranker
 
-    engine = Engine(spec["artifact"], device=spec.get("device"), on_truncate="ignore")
+    kind: Any = Reranker if spec.get("pairs") else Engine
+    model = kind(spec["artifact"], device=spec.get("device"), on_truncate="ignore")
 
-    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
-        vectors: Vectors = engine.encode(texts, prompt=prompt, batch_size=batch_size)
-        return vectors
+    def encode(texts: list[Any], batch_size: int | None, prompt: str | None) -> Vectors:
+        if kind is Engine:
+            return np.asarray(model.encode(texts, prompt=prompt, batch_size=batch_size))
+        scores = model.predict(texts, prompt=prompt, batch_size=batch_size, activation_fn="identity")
+        return np.asarray(scores).reshape(len(texts), -1)
 
-    encode.padding = lambda: engine.last_stats.padding  # type: ignore[attr-defined]
+    encode.padding = lambda: model.last_stats.padding  # type: ignore[attr-defined]
     return encode
 
 
@@ -47,24 +52,21 @@ def load_eager(spec: Spec) -> Encode:
     """Load the eager PyTorch reference. On CUDA, `dtype` and `attention` choose faster variants."""
     import torch
 
-    from sbert_infer.export.checkpoint.reader import read_checkpoint
-    from sbert_infer.export.reference.encoder import load_reference
+    from sbert_infer.bench.inside.checkpoint_facts import load_reference
 
-    checkpoint = read_checkpoint(
-        spec["checkpoint"], max_length=spec.get("max_length"), trust_remote_code=spec.get("trust_remote_code", False)
-    )
-    reference = load_reference(checkpoint)
+    reference = load_reference(spec)
+    checkpoint = reference.checkpoint
     default = checkpoint.prompts[checkpoint.default_prompt_name] if checkpoint.default_prompt_name else ""
     if spec.get("attention"):
-        encoder: Any = reference.encoder
-        encoder.set_attn_implementation(spec["attention"])
+        reference.encoder.set_attn_implementation(spec["attention"])
     if spec.get("device", "cpu") != "cpu":
         return _on_device(reference.to(spec["device"], getattr(torch, spec["dtype"])), default, spec["device"])
 
-    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
-        wanted = default if prompt is None else prompt
-        vectors = reference.encode(texts, prompt=wanted, batch_size=batch_size or 32)
-        return vectors[:, : checkpoint.truncate_dim]
+    def encode(texts: list[Any], batch_size: int | None, prompt: str | None) -> Vectors:
+        prompt, size = default if prompt is None else prompt, batch_size or 32
+        if spec.get("pairs"):
+            return np.asarray(reference.score([(prompt + left, right) for left, right in texts], batch_size=size))
+        return np.asarray(reference.encode(texts, prompt=prompt, batch_size=size))[:, : checkpoint.truncate_dim]
 
     return encode
 
@@ -110,8 +112,7 @@ def load_onnxruntime(spec: Spec) -> Encode:
             rows = np.arange(len(batch.lengths))
             ids, mask, _ = batch.padded(rows, int(batch.lengths.max()), manifest.pad_id, manifest.padding_side)
             parts.append(session.run(["sentence_embedding"], {"input_ids": ids, "attention_mask": mask, **fixed})[0])
-        vectors: Vectors = np.concatenate(parts)[:, : manifest.truncate_dim]
-        return vectors
+        return np.concatenate(parts)[:, : manifest.truncate_dim]
 
     return encode
 
@@ -138,10 +139,27 @@ def load_sentence_transformers(spec: Spec) -> Encode:
 
     def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
         options = {"batch_size": batch_size} if batch_size else {}
-        vectors: Vectors = model.encode(texts, prompt=prompt, show_progress_bar=False, **options)
-        return vectors
+        return np.asarray(model.encode(texts, prompt=prompt, show_progress_bar=False, **options))
 
     return encode
+
+
+def load_cross_encoder(spec: Spec) -> Encode:
+    """Load sentence-transformers' `CrossEncoder`."""
+    from sentence_transformers import CrossEncoder
+    from torch.nn import Identity
+
+    code = spec.get("trust_remote_code", False)
+    model = CrossEncoder(spec["model"], device="cpu", max_length=spec["max_length"], trust_remote_code=code)
+
+    def score(pairs: list[Any], batch_size: int | None, prompt: str | None) -> Vectors:
+        options: Spec = {"batch_size": batch_size} if batch_size else {}
+        if prompt is not None:
+            options["prompt"] = prompt
+        scores = model.predict(pairs, show_progress_bar=False, activation_fn=Identity(), **options)
+        return np.asarray(scores).reshape(len(pairs), -1)
+
+    return score
 
 
 def load_fastembed(spec: Spec) -> Encode:
@@ -204,7 +222,9 @@ def load_fake(spec: Spec) -> Encode:
     """Load a stand-in for a library that misbehaves, for the benchmark's own tests."""
     right = load_engine(spec)
 
-    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
+    def encode(texts: list[Any], batch_size: int | None, prompt: str | None) -> Vectors:
+        if "error" in spec:  # to add to the scores of pairs
+            return np.asarray(right(texts, batch_size, prompt) + spec["error"])
         if len(texts) == 1:  # loading succeeds
             return right(texts, batch_size, prompt)
         if spec["fault"] == "crash":
@@ -222,6 +242,7 @@ LOADERS: dict[str, Callable[[Spec], Encode]] = {
     "eager": load_eager,
     "onnxruntime": load_onnxruntime,
     "sentence-transformers": load_sentence_transformers,
+    "cross-encoder": load_cross_encoder,
     "fastembed": load_fastembed,
     "infinity": load_infinity,
     "fake": load_fake,

@@ -30,7 +30,7 @@ Vectors = npt.NDArray[Any]
 Request = dict[str, Any]
 Reply = dict[str, Any]
 
-_MODULES = ("loaders", "pair_loaders", "converters")  # imported by their bare names
+_MODULES = ("loaders", "converters")  # imported by their bare names
 _WAKE_TEXTS = 8  # encoded before each timing: a stopped process has cold threads and pages
 _TUNE_REPEATS = 2
 _TUNE_LONG_S = 5.0  # a trial this long is not repeated
@@ -46,11 +46,10 @@ class Worker:
     def load(self, spec: Request) -> Reply:
         """Load the contestant and encode a first text, timed, imports included."""
         start = time.perf_counter()
-        pairs = spec.get("pairs", False)
-        loaders = importlib.import_module("pair_loaders" if pairs else "loaders")
-        self._encode = loaders.LOADERS[spec["kind"]](spec)
+        self._encode = importlib.import_module("loaders").LOADERS[spec["kind"]](spec)
         first = "A first text."
-        self._encode([[first, first] if pairs else first], None, None)  # some libraries compile, or crash, only now
+        texts = [[first, first] if spec.get("pairs") else first]
+        self._encode(texts, None, None)  # some libraries compile, or crash, only now
         return {"seconds": time.perf_counter() - start}
 
     def texts(self, file: str) -> Reply:
@@ -111,23 +110,10 @@ class Worker:
         convert = importlib.import_module("converters").CONVERTERS[converter]
         return {"spec": convert(spec, Path(folder))}
 
-    def describe(self, spec: Request) -> Reply:
-        """Describe the checkpoint."""
-        from sbert_infer.bench.inside.checkpoint_facts import describe_checkpoint
-
-        return {"checkpoint": describe_checkpoint(spec)}
-
-    def flops(self, spec: Request) -> Reply:
-        """Coefficients of the polynomial that gives a text's operations by its number of tokens."""
-        from sbert_infer.bench.inside.checkpoint_facts import flops_polynomial
-
-        return {"coefficients": flops_polynomial(spec)}
-
-    def gemm(self, cores: int) -> Reply:
-        """Measure the machine's peak at FP32 matrix products."""
-        from sbert_infer.bench.inside.checkpoint_facts import gemm_gflops
-
-        return {"gflops": gemm_gflops(cores)}
+    def fact(self, function: str, **arguments: Any) -> Reply:
+        """Call a function of checkpoint_facts.py, which needs sbert_infer and torch."""
+        facts = importlib.import_module("sbert_infer.bench.inside.checkpoint_facts")
+        return {"value": getattr(facts, function)(**arguments)}
 
     def versions(self, packages: list[str]) -> Reply:
         """Versions of those `packages` that are installed here."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from sbert_infer.bench.load.results import SATURATION, LoadResults, LoadRow
-from sbert_infer.bench.report.svg_parts import WIDTH, Frame, Scale, axis_text, linear_scale, log_scale, nice_ticks, svg
+from sbert_infer.bench.report.svg_parts import WIDTH, Frame, axis_text, linear_scale, log_scale, nice_ticks, svg
 from sbert_infer.bench.stats import PERCENTILES
 
 COLOURS = 5
@@ -34,9 +34,16 @@ def latency_against_load(results: LoadResults) -> str:
         parts.append(axis_text(WIDTH - _FRAME.right, at - 5, f"bound {results.p99_bound_ms:,.1f} ms", "end"))
     for place, name in enumerate(results.names):
         if name in marks:
-            parts += _mark(place, x(marks[name]), f"{name}: {marks[name]:,.1f}/s at most")
+            at, low = x(marks[name]), _FRAME.height - _FRAME.bottom
+            parts.append(f'<path class="saturation s{place % COLOURS}" d="M{at:.1f} {_FRAME.top}V{low}"/>')
+            parts.append(axis_text(at - 6, low - 8 - 15 * place, f"{name}: {marks[name]:,.1f}/s at most", "end"))
         for rank in PERCENTILES:
-            parts += _curve(f"s{place % COLOURS} p{rank}", curves[name], x, y, f"p{rank}")
+            latencies = [row.latency_ms[f"p{rank}"] for row in curves[name]]
+            dots = [
+                (x(row.offered_per_s or 0), y(latency), row, f"p{rank} {latency:,.1f} ms")
+                for row, latency in zip(curves[name], latencies, strict=True)
+            ]
+            parts += _line(f"s{place % COLOURS} p{rank}", dots)
     return svg(_FRAME.height, "Latency against load", parts)
 
 
@@ -52,8 +59,11 @@ def goodput_chart(results: LoadResults) -> str:
     parts = _FRAME.axes(x, xs, y, ys, f"{_LOAD}, logarithmic", "correct responses per second")
     for place, name in enumerate(results.names):
         mine = sorted((row for row in rows if row.server == name), key=lambda row: row.offered_per_s or 0)
-        dots = [(x(row.offered_per_s or 1), y(row.goodput_per_s), row) for row in mine]
-        parts += _line(f"s{place % COLOURS} p99", dots, lambda row: f"{row.goodput_per_s:,.1f} correct responses/s")
+        dots = [
+            (x(row.offered_per_s or 1), y(row.goodput_per_s), row, f"{row.goodput_per_s:,.1f} correct responses/s")
+            for row in mine
+        ]
+        parts += _line(f"s{place % COLOURS} p99", dots)
     return svg(_FRAME.height, "Goodput against load", parts)
 
 
@@ -64,23 +74,13 @@ def _shown(results: LoadResults, name: str) -> list[LoadRow]:
     return sorted(rows, key=lambda row: row.offered_per_s or 0)
 
 
-def _curve(kind: str, rows: Sequence[LoadRow], x: Scale, y: Scale, percentile: str) -> list[str]:
-    dots = [(x(row.offered_per_s or 0), y(row.latency_ms[percentile]), row) for row in rows]
-    return _line(kind, dots, lambda row: f"{percentile} {row.latency_ms[percentile]:,.1f} ms")
-
-
-def _line(kind: str, dots: Sequence[tuple[float, float, LoadRow]], tell: Callable[[LoadRow], str]) -> list[str]:
+def _line(kind: str, dots: Sequence[tuple[float, float, LoadRow, str]]) -> list[str]:
     """Draw a curve with a dot for each level, hollow where the server did not keep up."""
-    path = "L".join(f"{left:.1f} {top:.1f}" for left, top, _ in dots)
+    path = "L".join(f"{left:.1f} {top:.1f}" for left, top, _, _ in dots)
     parts = [f'<path class="curve {kind}" d="M{path}"/>'] if dots else []
-    for left, top, row in dots:
+    for left, top, row, figure in dots:
         hollow = "" if row.keeps_up else " hollow"
-        text = f"{row.server} at {row.level}, {row.offered_per_s:,.1f} requests/s: {tell(row)}"
+        text = f"{row.server} at {row.level}, {row.offered_per_s:,.1f} requests/s: {figure}"
         circle = f'<circle class="dot {kind}{hollow}" cx="{left:.1f}" cy="{top:.1f}" r="4"/>'
         parts.append(f"<g><title>{escape(text)}</title>{circle}</g>")
     return parts
-
-
-def _mark(place: int, x: float, text: str) -> list[str]:
-    line = f'<path class="saturation s{place % COLOURS}" d="M{x:.1f} {_FRAME.top}V{_FRAME.height - _FRAME.bottom}"/>'
-    return [line, axis_text(x - 6, _FRAME.height - _FRAME.bottom - 8 - 15 * place, text, "end")]

@@ -12,16 +12,7 @@ from typing import Any
 import click
 
 from sbert_infer import __version__
-from sbert_infer.bench.console import (
-    OUTPUT,
-    check_outputs,
-    finish,
-    make_workloads,
-    plain_errors,
-    progress_line,
-    temporary_folder,
-    text_options,
-)
+from sbert_infer.bench.console import OUTPUT, SETTINGS, finish, long_run, make_workloads, text_options
 from sbert_infer.bench.errors import BenchError
 from sbert_infer.bench.load.offline import Offline
 from sbert_infer.bench.load.page import render_load_page
@@ -48,11 +39,7 @@ A URL is what OpenAI's clients call the base URL; without a path, /v1 is added.
 _SECONDS = click.FloatRange(min=0, min_open=True)
 
 
-@click.command(
-    "sbert-bench --serve",
-    epilog=EXAMPLES,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
-)
+@click.command("sbert-bench --serve", epilog=EXAMPLES, context_settings=SETTINGS)
 @click.argument("sources", nargs=-1, required=True, metavar="[ARTIFACT_OR_CHECKPOINT] [NAME=]URL...")
 @click.option(
     "--rates",
@@ -111,8 +98,7 @@ def load(
     **options: Any,
 ) -> None:
     """Measure OpenAI-compatible embedding servers under rising load, and check every vector."""
-    with plain_errors(), temporary_folder() as folder, progress_line() as progress:
-        check_outputs(json_file, html_file)
+    with long_run(json_file, html_file) as (folder, progress):
         targets = [replace(one, model=model, api_key=api_key) for one in _targets(sources, pids)]
         if importlib.util.find_spec("httptools") is None:
             raise BenchError("--serve needs httptools: pip install 'sbert-infer[bench]'")

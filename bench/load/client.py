@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sbert_infer.bench.load.target import Target
@@ -29,19 +30,17 @@ _PAUSE_S = 0.05  # in a closed loop, after anything but a response with status 2
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
 class Exchange:
     """A request and its outcome, with times of `time.perf_counter`."""
 
-    __slots__ = ("body", "done", "due", "error", "request", "sent", "status")
-
-    def __init__(self, request: int, due: float) -> None:
-        self.request = request  # index into the client's requests
-        self.due = due  # when it should have been sent
-        self.sent = 0.0
-        self.done = 0.0
-        self.status = 0
-        self.body = b""
-        self.error = ""  # why there is no response
+    request: int  # index into the client's requests
+    due: float  # when it should have been sent
+    sent: float = 0.0
+    done: float = 0.0
+    status: int = 0
+    body: bytes = b""
+    error: str = ""  # why there is no response
 
     @property
     def latency_s(self) -> float:

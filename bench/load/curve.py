@@ -6,9 +6,10 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from sbert_infer.bench.load.results import SATURATION, LoadResults, LoadRow
-from sbert_infer.bench.stats import median, round_ratios
+from sbert_infer.bench.stats import round_ratios
 
 EQUAL_LOAD = 0.7  # share of the slowest server's saturation at which p99s are compared
 _CALM = 10  # responses in a row that must be as fast as usual for a server to have recovered
@@ -30,7 +31,9 @@ class Comparison:
 def compare_servers(results: LoadResults) -> list[Comparison]:
     """Compare the first server with each of the others."""
     first, *others = results.names
-    return [_compare(results, first, other) for other in others]
+    rates = [row.goodput_per_s for row in results.rows if row.level == SATURATION]
+    load = EQUAL_LOAD * min(rates) if len(rates) == len(results.names) else None
+    return [_compare(results, first, other, load) for other in others]
 
 
 def load_within(rows: Sequence[LoadRow], bound_ms: float) -> float:
@@ -76,43 +79,30 @@ def recovery_time(probes: Sequence[tuple[float, float | None]], normal_s: float)
 
 def _curve(rows: Sequence[LoadRow]) -> list[tuple[float, float]]:
     """List (load, p99 in ms) by rising load, p99 infinite where the server does not keep up."""
-    shown = [row for row in rows if row.offered_per_s is not None]
     return sorted(
-        (row.offered_per_s or 0, row.latency_ms["p99"] if row.keeps_up and row.latency_ms else math.inf)
-        for row in shown
+        (row.offered_per_s, row.latency_ms["p99"] if row.keeps_up and row.latency_ms else math.inf)
+        for row in rows
+        if row.offered_per_s is not None
     )
 
 
-def _compare(results: LoadResults, first: str, other: str) -> Comparison:
+def _compare(results: LoadResults, first: str, other: str, load: float | None) -> Comparison:
     mine, theirs = results.of(first), results.of(other)
-    load = _equal_load(results)
     p99_ms = (None, None) if load is None else (p99_at(mine, load), p99_at(theirs, load))
     within: tuple[float | None, float | None] = (None, None)
     if results.p99_bound_ms is not None and any(row.offered_per_s for row in mine):
         within = load_within(mine, results.p99_bound_ms), load_within(theirs, results.p99_bound_ms)
+    rounds = [row.goodput_rounds for rows in (mine, theirs) for row in rows if row.level == SATURATION]
+    ratios = round_ratios(*rounds) if len(rounds) == 2 else []
     return Comparison(
         server=other,
-        saturation=_saturation_ratio(results.row(first, SATURATION), results.row(other, SATURATION)),
+        saturation=median(ratios) if ratios else None,  # slow spells of the machine cancel out in each round's ratio
         equal_load_per_s=load,
         p99_ms=p99_ms,
         p99=_ratio(p99_ms[1], p99_ms[0]),
         loads_per_s=within,
         within_bound=_ratio(*within),
     )
-
-
-def _equal_load(results: LoadResults) -> float | None:
-    rows = [results.row(name, SATURATION) for name in results.names]
-    rates = [row.goodput_per_s for row in rows if row is not None]
-    return EQUAL_LOAD * min(rates) if len(rates) == len(rows) else None
-
-
-def _saturation_ratio(mine: LoadRow | None, theirs: LoadRow | None) -> float | None:
-    """Median of the ratios of each round, so that slow spells of the machine cancel out."""
-    if mine is None or theirs is None:
-        return None
-    ratios = round_ratios(mine.goodput_rounds, theirs.goodput_rounds)
-    return median(ratios) if ratios else None
 
 
 def _ratio(numerator: float | None, denominator: float | None) -> float | None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from sbert_infer.bench.load.results import LONE, SATURATION, LoadResults, LoadRow
-from sbert_infer.bench.stats import median, round_ratios
+from sbert_infer.bench.stats import round_ratios
 
 _FLAT = 1.1  # memory after an overload, against before it
 
@@ -28,18 +29,14 @@ class Goal:
 def goals(results: LoadResults, server: str) -> list[Goal]:
     """List a server's figures, as far as they were measured."""
     rows = {row.level: row for row in results.of(server)}
-    lone, most, overload = rows.get(LONE), rows.get(SATURATION), _overload(results, server)
+    lone, most = rows.get(LONE), rows.get(SATURATION)
+    watched = [row for row in rows.values() if row.watched_s is not None]
+    overload = max(watched, key=lambda row: row.offered_per_s or 0, default=None)
     found = [*_saturation(results, most), *_latency(lone, rows.get("70%"))]
     if most is not None and overload is not None:
         found += _under_overload(most, overload)
     wrong = sum(row.wrong_texts for row in rows.values())
     return [*found, Goal("wrong vectors", f"{wrong:,}", "0", wrong == 0)]
-
-
-def _overload(results: LoadResults, server: str) -> LoadRow | None:
-    """Row of the heaviest load after which the recovery was watched."""
-    watched = [row for row in results.of(server) if row.watched_s is not None]
-    return max(watched, key=lambda row: row.offered_per_s or 0, default=None)
 
 
 def _saturation(results: LoadResults, most: LoadRow | None) -> Iterator[Goal]:

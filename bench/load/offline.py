@@ -22,6 +22,7 @@ class Offline:
         self.source = source
         self.texts_per_s: list[float] = []  # one per round
         self._folder = folder
+        self._out = folder / "load-vectors.npy"
         self._count = 0
         artifact = Path(source).is_file()
         spec = {"kind": "engine", "artifact": source} if artifact else {"kind": "eager", "checkpoint": source}
@@ -48,10 +49,6 @@ class Offline:
     def close(self) -> None:
         """End the process."""
         self._worker.close()
-
-    @property
-    def _out(self) -> Path:
-        return self._folder / "load-vectors.npy"
 
     def _encode(self) -> float:
         try:

@@ -7,7 +7,7 @@ from html import escape
 from sbert_infer.bench.load.charts import COLOURS, goodput_chart, latency_against_load
 from sbert_infer.bench.load.results import SATURATION, LoadResults
 from sbert_infer.bench.load.table import comparison_lines, describe_load, goal_cells, load_cells
-from sbert_infer.bench.report.html_parts import headline, html_page, html_table, legend, measured_on
+from sbert_infer.bench.report.html_parts import headline, html_page, html_table, legend, measured_on, section
 
 _SERVER_COLOURS = ("var(--ours)", "var(--eager)", "#7c6fd6", "#c45f9b", "var(--rival)")
 _STYLE = """
@@ -23,41 +23,23 @@ _STYLE = """
 def render_load_page(results: LoadResults) -> str:
     """Render the whole page."""
     names = ", ".join(results.names)
+    most = {name: results.row(name, SATURATION) for name in results.names}
+    compared = "".join(f"<p>{escape(line)}</p>" for line in comparison_lines(results))
     parts = [
-        headline(_figures(results)),
+        headline((f"{row.texts_per_s:,.0f}", name, "correct texts/s at most") for name, row in most.items() if row),
         legend({name: _SERVER_COLOURS[place % COLOURS] for place, name in enumerate(results.names)}),
-        _comparisons(results),
-        f"<section>\n<h2>Latency against load</h2>\n{latency_against_load(results)}\n"
-        '<p class="dim">Thick: p99. Thin: p95. Dotted: p50. Dashed vertical line: the most that the server handles. '
-        "Hollow: it does not keep up.</p>\n</section>",
-        f"<section>\n<h2>Goodput against load</h2>\n{goodput_chart(results)}\n</section>",
-        *(_section(results, name) for name in results.names),
-        measured_on(describe_load(results.stamp)),
+        f"<section>{compared}</section>" if compared else "",
+        section(
+            "Latency against load",
+            latency_against_load(results),
+            '<p class="dim">Thick: p99. Thin: p95. Dotted: p50. Dashed vertical line: the most that the server '
+            "handles. Hollow: it does not keep up.</p>",
+        ),
+        section("Goodput against load", goodput_chart(results)),
     ]
+    for server in results.servers:
+        name, about = server["name"], f"{server['url']}, model {server['model']}"
+        tables = [html_table(*goal_cells(results, name)), html_table(*load_cells(results.of(name)), kind="levels")]
+        parts.append(section(name, f'<p class="dim">{escape(about)}</p>', tables[0], "<h3>All levels</h3>", tables[1]))
+    parts.append(measured_on(describe_load(results.stamp)))
     return html_page(f"{names}: sbert-bench --serve", f"{names} under load", parts, results, _STYLE)
-
-
-def _figures(results: LoadResults) -> list[tuple[str, str, str]]:
-    rows = {name: results.row(name, SATURATION) for name in results.names}
-    return [
-        (f"{row.texts_per_s:,.0f}", name, "correct texts/s at most") for name, row in rows.items() if row is not None
-    ]
-
-
-def _comparisons(results: LoadResults) -> str:
-    lines = comparison_lines(results)
-    return f"<section>{''.join(f'<p>{escape(line)}</p>' for line in lines)}</section>" if lines else ""
-
-
-def _section(results: LoadResults, name: str) -> str:
-    server = next(one for one in results.servers if one["name"] == name)
-    return "\n".join(
-        [
-            f"<section>\n<h2>{escape(name)}</h2>",
-            f'<p class="dim">{escape(server["url"])}, model {escape(server["model"])}</p>',
-            html_table(*goal_cells(results, name)),
-            "<h3>All levels</h3>",
-            html_table(*load_cells(results.of(name)), kind="levels"),
-            "</section>",
-        ]
-    )

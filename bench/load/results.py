@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import numpy as np
 
-from sbert_infer.bench.stats import median, percentiles
+from sbert_infer.bench.stats import percentiles
 
 LONE, SATURATION = "lone", "saturation"  # the two levels at which clients wait for responses
 FORMAT_VERSION = 2  # 2: figures of the rounds
@@ -107,6 +109,7 @@ def summarise(server: str, level: str, turns: Sequence[Turn]) -> LoadRow:
     refusals = [value for turn in turns for value in turn.refusals_ms]
     offered = [turn.offered_per_s for turn in turns if turn.offered_per_s is not None]
     watched = [turn for turn in turns if turn.watched_s is not None]
+    slowest = max((math.inf if turn.recovery_s is None else turn.recovery_s for turn in watched), default=math.inf)
     return LoadRow(
         server=server,
         level=level,
@@ -129,14 +132,9 @@ def summarise(server: str, level: str, turns: Sequence[Turn]) -> LoadRow:
         late_p99_ms=_spread([value for turn in turns for value in turn.late_ms]).get("p99", 0.0),
         generator_cpu=sum(turn.generator_cpu_s for turn in turns) / seconds,
         memory_mb=max((turn.memory_mb for turn in turns if turn.memory_mb is not None), default=None),
-        recovery_s=_slowest([turn.recovery_s for turn in watched]),
+        recovery_s=slowest if math.isfinite(slowest) else None,
         watched_s=median([turn.watched_s or 0 for turn in watched]) if watched else None,
     )
-
-
-def _slowest(recoveries: Sequence[float | None]) -> float | None:
-    known = [value for value in recoveries if value is not None]
-    return max(known) if known and len(known) == len(recoveries) else None
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

@@ -103,8 +103,12 @@ class LoadServer:
         arrivals = poisson_arrivals(rate, duration_s, seed)
         probes = np.arange(0, watch_s, 1 / (_WATCH_LOAD * self.capacity)) if overload else np.empty(0)
         cpu = time.process_time()
-        start, exchanges = self._open([*arrivals.tolist(), *(duration_s + probes).tolist()], seed)
+        times = [*arrivals.tolist(), *(duration_s + probes).tolist()]
+        order = request_order(len(self._requests), len(times), seed).tolist()
+        client = LoadClient(self.target, self._requests, self._settings.timeout_s)
+        exchanges = run_loop(client.open_loop(times, order, self._settings.clients))
         cpu = time.process_time() - cpu
+        start = exchanges[0].due - times[0] if exchanges else 0.0
         loaded, watched = exchanges[: len(arrivals)], exchanges[len(arrivals) :]
         last = max((exchange.done - start for exchange in loaded if exchange.status), default=0.0)
         turn = Turn(max(duration_s, last), len(loaded), len(loaded) / duration_s, generator_cpu_s=cpu)
@@ -124,7 +128,7 @@ class LoadServer:
 
     def rows(self) -> list[LoadRow]:
         """Summarise each level so far."""
-        return [summarise(self.target.name, level, turns) for level, turns in self.turns.items() if turns]
+        return [summarise(self.target.name, level, turns) for level, turns in self.turns.items()]
 
     @property
     def lone_p99_s(self) -> float | None:
@@ -150,13 +154,6 @@ class LoadServer:
     ) -> list[Exchange]:
         client = LoadClient(self.target, requests, self._settings.timeout_s)
         return run_loop(client.closed_loop(clients, order, seconds))
-
-    def _open(self, arrivals: Sequence[float], seed: Sequence[int]) -> tuple[float, list[Exchange]]:
-        """Run an open loop; return when it started, and the exchanges."""
-        order = request_order(len(self._requests), len(arrivals), seed)
-        client = LoadClient(self.target, self._requests, self._settings.timeout_s)
-        exchanges = run_loop(client.open_loop(arrivals, order.tolist(), self._settings.clients))
-        return (exchanges[0].due - arrivals[0] if exchanges else 0.0), exchanges
 
     def _endless(self, number: int) -> Iterator[int]:
         count = len(self._requests)

@@ -6,20 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sbert_infer.bench.load.curve import Comparison, compare_servers
+from sbert_infer.bench.load.curve import compare_servers
 from sbert_infer.bench.load.goals import goals
 from sbert_infer.bench.load.results import LoadResults, LoadRow
-from sbert_infer.bench.report.table import render_cells
+from sbert_infer.bench.report.table import number, render_cells
 
 Cells = tuple[list[str], list[list[str]]]
-
-
-def _latency(name: str) -> Callable[[LoadRow], str]:
-    return lambda row: f"{row.latency_ms[name]:,.1f}" if row.latency_ms else "-"
-
-
-def _optional(value: float | None, pattern: str) -> str:
-    return "-" if value is None else pattern.format(value)
 
 
 def _errors(row: LoadRow) -> str:
@@ -29,20 +21,20 @@ def _errors(row: LoadRow) -> str:
 # Heading -> how to render a row's cell. Rates are requests per second.
 COLUMNS: dict[str, Callable[[LoadRow], str]] = {
     "level": lambda row: row.level,
-    "offered/s": lambda row: _optional(row.offered_per_s, "{:,.1f}"),
+    "offered/s": lambda row: number(row.offered_per_s, "{:,.1f}"),
     "answered/s": lambda row: f"{row.answered_per_s:,.1f}",
     "refused/s": lambda row: f"{row.refused_per_s:,.1f}",
     "errors": _errors,
     "wrong": lambda row: f"{row.wrong_texts:,}",
     "goodput/s": lambda row: f"{row.goodput_per_s:,.1f}",
     "texts/s": lambda row: f"{row.texts_per_s:,.1f}",
-    "p50 ms": _latency("p50"),
-    "p95 ms": _latency("p95"),
-    "p99 ms": _latency("p99"),
-    "max ms": _latency("max"),
+    "p50 ms": lambda row: number(row.latency_ms.get("p50"), "{:,.1f}"),
+    "p95 ms": lambda row: number(row.latency_ms.get("p95"), "{:,.1f}"),
+    "p99 ms": lambda row: number(row.latency_ms.get("p99"), "{:,.1f}"),
+    "max ms": lambda row: number(row.latency_ms.get("max"), "{:,.1f}"),
     "late ms": lambda row: f"{row.late_p99_ms:,.1f}",
     "client CPU": lambda row: f"{row.generator_cpu:.0%}",
-    "MB": lambda row: _optional(row.memory_mb, "{:,.0f}"),
+    "MB": lambda row: number(row.memory_mb, "{:,.0f}"),
 }
 
 
@@ -72,11 +64,6 @@ def goal_cells(results: LoadResults, server: str) -> Cells:
     return ["what", "measured", "wanted", "verdict"], lines
 
 
-def comparison_lines(results: LoadResults) -> list[str]:
-    """Compare the first server with each of the others, one line each."""
-    return [_compare(results, one) for one in compare_servers(results)]
-
-
 def describe_load(stamp: dict[str, Any]) -> list[str]:
     """Say where, when and how it was measured."""
     low, high = stamp["sizes"]
@@ -97,16 +84,20 @@ def describe_load(stamp: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _compare(results: LoadResults, one: Comparison) -> str:
-    first = results.names[0]
-    parts = [f"{_times(one.saturation)} the correct responses per second at saturation"]
-    if one.p99 is not None:
-        values = "{:,.1f} against {:,.1f} ms".format(*one.p99_ms)
-        parts.append(f"at {one.equal_load_per_s:,.1f} requests/s p99 {values}, {_times(one.p99)} better")
-    if one.within_bound is not None:
-        values = "{:,.1f} against {:,.1f} requests/s".format(*one.loads_per_s)
-        parts.append(f"within a p99 of {results.p99_bound_ms:,.1f} ms {values}, {_times(one.within_bound)} the load")
-    return f"{first} against {one.server}: {'; '.join(parts)}"
+def comparison_lines(results: LoadResults) -> list[str]:
+    """Compare the first server with each of the others, one line each."""
+    lines = []
+    for one in compare_servers(results):
+        parts = [f"{_times(one.saturation)} the correct responses per second at saturation"]
+        if one.p99 is not None:
+            values = "{:,.1f} against {:,.1f} ms".format(*one.p99_ms)
+            parts.append(f"at {one.equal_load_per_s:,.1f} requests/s p99 {values}, {_times(one.p99)} better")
+        if one.within_bound is not None:
+            values = "{:,.1f} against {:,.1f} requests/s".format(*one.loads_per_s)
+            bound = f"within a p99 of {results.p99_bound_ms:,.1f} ms"
+            parts.append(f"{bound} {values}, {_times(one.within_bound)} the load")
+        lines.append(f"{results.names[0]} against {one.server}: {'; '.join(parts)}")
+    return lines
 
 
 def _times(ratio: float | None) -> str:

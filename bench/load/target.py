@@ -65,9 +65,13 @@ class Target:
     def wait(self, seconds: float) -> None:
         """Wait until the server accepts connections, for `seconds` at most."""
         end = time.monotonic() + seconds
-        while problem := self._connection_problem():
-            if time.monotonic() >= end:
-                raise BenchError(f"{self.url} can't be reached ({problem}): is it running? see --wait")
+        while True:
+            try:
+                return socket.create_connection(self.address, timeout=5).close()
+            except OSError as error:
+                if time.monotonic() >= end:
+                    problem = error.strerror or error
+                    raise BenchError(f"{self.url} can't be reached ({problem}): is it running? see --wait") from error
             time.sleep(_POLL_S)
 
     def first_model(self) -> str:
@@ -85,13 +89,6 @@ class Target:
             raise BenchError(f"{url} can't be read: {getattr(error, 'reason', error)}") from error
         except (ValueError, LookupError, TypeError) as error:
             raise BenchError(f"{url} does not list models as OpenAI does: name one with --model") from error
-
-    def _connection_problem(self) -> str:
-        try:
-            socket.create_connection(self.address, timeout=5).close()
-        except OSError as error:
-            return str(error.strerror or error)
-        return ""
 
 
 def is_url(text: str) -> bool:

@@ -36,7 +36,9 @@ def read_records(
         if _suffix(path) == ".parquet":
             yield from _parquet(path)
             return
-        with _open(path) as file:
+        opener: Any = gzip.open if path.name.lower().endswith(".gz") else open
+        # Lines end only at newlines: other separators are part of a text.
+        with opener(path, "rt", encoding="utf-8-sig", newline="\n") as file:
             yield from _json(path, file) if _suffix(path) in _JSON else _separated(path, file, headless)
     except UnicodeDecodeError as error:
         raise DatasetError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
@@ -46,13 +48,6 @@ def read_records(
 
 def _suffix(path: Path) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
-
-
-def _open(path: Path) -> TextIO:
-    """Open a text file. Lines end only at newlines: other separators are part of a text."""
-    if path.name.lower().endswith(".gz"):
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="\n")
-    return path.open(encoding="utf-8-sig", newline="\n")
 
 
 def _json(path: Path, file: TextIO) -> Iterator[Record]:

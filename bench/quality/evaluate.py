@@ -8,14 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from sbert_infer.artifact.manifest import Manifest
-from sbert_infer.bench.contest.lineup import TUNED
 from sbert_infer.bench.contest.models_under_test import ModelsUnderTest
-from sbert_infer.bench.contest.rounds import Contest, Entrant
+from sbert_infer.bench.contest.rounds import Contest
 from sbert_infer.bench.errors import BenchError, DatasetError
 from sbert_infer.bench.quality.beir import read_beir
 from sbert_infer.bench.quality.labelled_pairs import read_labels, read_scores
-from sbert_infer.bench.quality.tasks import AP, SPEARMAN, Block, PairTask, RetrievalTask, Scorer, Task
-from sbert_infer.bench.report.results import Row
+from sbert_infer.bench.quality.tasks import AP, SPEARMAN, PairTask, RetrievalTask, Task
 
 Progress = Callable[[str], object]
 Found = dict[str, dict[str, float]]  # contestant -> measure -> value
@@ -36,7 +34,7 @@ def make_tasks(models: ModelsUnderTest, sts: Sequence[Path], pairs: Sequence[Pat
         *(PairTask(read_labels(path), AP, together) for path in pairs),
         *(RetrievalTask(read_beir(path), manifest.similarity) for path in beir),
     ]
-    names = [task.name for task in tasks]
+    names = [task.data.name for task in tasks]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DatasetError(f"two datasets are called {twice[0]}: rename a file or folder")
     return tasks
@@ -50,36 +48,21 @@ def evaluate(contest: Contest, tasks: Sequence[Task], manifest: Manifest, progre
         scorers = {entrant.contestant.name: task.scorer() for entrant in entrants}
         done = 0
         for block in task.blocks():
-            prompt = _prompt(manifest, block.role)
+            prompts = (manifest.prompts[name] for name in _PROMPTS.get(block.role, ()) if name in manifest.prompts)
+            prompt = next(prompts, None)  # None stands for the model's default
             contest.hand_out(block.texts)
             for entrant in entrants:
-                progress(f"{task.name}: {entrant.contestant.name}, from text {done + 1:,} on")
-                _take(contest, entrant, block, prompt, scorers)
+                name = entrant.contestant.name
+                progress(f"{task.data.name}: {name}, from text {done + 1:,} on")
+                vectors = contest.vectors(entrant, prompt) if name in scorers else None
+                if vectors is not None and np.isfinite(vectors).all():
+                    scorers[name].add(block, vectors)
+                else:  # it is out of this task
+                    scorers.pop(name, None)
             done += len(block.texts)
         for name, scorer in scorers.items():
             found.setdefault(name, {}).update(scorer.measures())
     return _with_mean(found)
-
-
-def add_quality(rows: Sequence[Row], found: Found) -> None:
-    """Put the measures into the rows; a tuned entry gets those of its library."""
-    for row in rows:
-        row.quality = found.get(row.contestant.removesuffix(TUNED), {})
-
-
-def _take(contest: Contest, entrant: Entrant, block: Block, prompt: str | None, scorers: dict[str, Scorer]) -> None:
-    """Evaluate one block; an entrant that fails or returns NaN is out of this task."""
-    scorer = scorers.get(entrant.contestant.name)
-    vectors = contest.vectors(entrant, prompt) if scorer is not None else None
-    if scorer is None or vectors is None or not np.isfinite(vectors).all():
-        scorers.pop(entrant.contestant.name, None)
-    else:
-        scorer.add(block, vectors)
-
-
-def _prompt(manifest: Manifest, role: str) -> str | None:
-    """Prompt for texts with this role; None stands for the model's default."""
-    return next((manifest.prompts[name] for name in _PROMPTS.get(role, ()) if name in manifest.prompts), None)
 
 
 def _with_mean(found: Found) -> Found:

@@ -71,13 +71,18 @@ def _collect(path: Path, name: str, records: Iterator[Record], values: Sequence[
     pairs = LabelledPairs(name, [], [], [])
     number = 0
     for row in rows:
-        cells = [row.get(column) for column in columns]
+        cells: list[Any] = [row.get(column) for column in columns]
         together = _unzipped(path, cells) if all(isinstance(cell, list) for cell in cells) else [cells]
         for left, right, value in together:  # some of mteb's files have all texts in one row
             number += 1
-            pairs.left.append(_text(path, number, left))
-            pairs.right.append(_text(path, number, right))
-            pairs.values.append(_number(path, number, value))
+            for text in (left, right):
+                if not isinstance(text, str):
+                    raise DatasetError(f"{path} pair {number}: a text must be a string, got {text!r:.60}")
+            if not _is_number(value):
+                raise DatasetError(f"{path} pair {number}: the score or label must be a number, got {value!r:.60}")
+            pairs.left.append(left)
+            pairs.right.append(right)
+            pairs.values.append(float(value))
     return pairs
 
 
@@ -139,18 +144,6 @@ def _name(path: Path) -> str:
     folder = path.absolute().parent
     folder = folder.parent if folder.name == "data" else folder
     return folder.name if re.split("[-_]", stem)[0] in _SPLITS and folder.name else stem
-
-
-def _text(path: Path, number: int, value: Any) -> str:
-    if not isinstance(value, str):
-        raise DatasetError(f"{path} pair {number}: a text must be a string, got {value!r:.60}")
-    return value
-
-
-def _number(path: Path, number: int, value: Any) -> float:
-    if not _is_number(value):
-        raise DatasetError(f"{path} pair {number}: the score or label must be a number, got {value!r:.60}")
-    return float(value)
 
 
 def _is_number(value: Any) -> bool:

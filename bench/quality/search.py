@@ -27,7 +27,7 @@ class Nearest:
         self._queries = queries
         self._k = k
         self._similarity = similarity_name
-        self._found: list[list[Found]] = [[] for _ in queries]
+        self.found: list[list[Found]] = [[] for _ in queries]  # best first
 
     def add(self, ids: Sequence[str], vectors: Vectors) -> None:
         """Compare every query with a block of documents."""
@@ -35,11 +35,7 @@ class Nearest:
             scores = similarity(self._similarity, self._queries[start : start + _QUERIES], vectors)
             for row, found in enumerate(scores, start):
                 candidates = [(float(found[place]), ids[place]) for place in _at_least(found, self._k)]
-                self._found[row] = nlargest(self._k, [*self._found[row], *candidates])
-
-    def ranked(self, row: int) -> list[Found]:
-        """What was found for a query, best first."""
-        return self._found[row]
+                self.found[row] = nlargest(self._k, [*self.found[row], *candidates])
 
 
 def _at_least(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.intp]:

@@ -45,23 +45,18 @@ class PairTask:
     For rerankers, which score pairs `together`, their scores take the place of cosines.
     """
 
-    pairs: LabelledPairs
+    data: LabelledPairs
     measure: str
     together: bool = False
 
-    @property
-    def name(self) -> str:
-        """Name of the dataset."""
-        return self.pairs.name
-
     def describe(self) -> str:
         """Describe the number of pairs."""
-        return f"{self.name}: {len(self.pairs.values):,} pairs"
+        return f"{self.data.name}: {len(self.data.values):,} pairs"
 
     def blocks(self) -> Iterator[Block]:
         """Yield pairs, each within one block; a text repeated in a block is encoded once."""
-        for start in range(0, len(self.pairs.values), _BLOCK_PAIRS):
-            left, right = (side[start : start + _BLOCK_PAIRS] for side in (self.pairs.left, self.pairs.right))
+        for start in range(0, len(self.data.values), _BLOCK_PAIRS):
+            left, right = (side[start : start + _BLOCK_PAIRS] for side in (self.data.left, self.data.right))
             if self.together:
                 yield Block(list(zip(left, right, strict=True)), None)
                 continue
@@ -90,9 +85,9 @@ class PairScorer:
 
     def measures(self) -> Measures:
         """Compute the measures, after the last block."""
-        found, values = np.concatenate(self._found), self._task.pairs.values
+        found, values = np.concatenate(self._found), self._task.data.values
         value = spearman(found, values) if self._task.measure == SPEARMAN else average_precision(values, found)
-        return {f"{self._task.name} {self._task.measure}": value}
+        return {f"{self._task.data.name} {self._task.measure}": value}
 
 
 @dataclass(frozen=True)
@@ -102,14 +97,9 @@ class RetrievalTask:
     data: Retrieval
     similarity: str
 
-    @property
-    def name(self) -> str:
-        """Name of the dataset."""
-        return self.data.name
-
     def describe(self) -> str:
         """Describe the number of queries."""
-        return f"{self.name}: {len(self.data.queries):,} queries"
+        return f"{self.data.name}: {len(self.data.queries):,} queries"
 
     def blocks(self) -> Iterator[Block]:
         """Yield the queries, then the documents."""
@@ -146,7 +136,7 @@ class RetrievalScorer:
         return {f"{data.name} {name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
     def _measures_of(self, row: int, query: str, grades: dict[str, int]) -> Measures:
-        found = self._nearest.ranked(row) if self._nearest else []
+        found = self._nearest.found[row] if self._nearest else []
         documents = dict.fromkeys(document for _, document in found if document != query)  # an id may occur twice
         ranked = [grades.get(document, 0) for document in documents][:_FOUND]
         judged = list(grades.values())

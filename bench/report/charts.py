@@ -8,7 +8,7 @@ from html import escape
 
 from sbert_infer.bench.contest.lineup import EAGER, TUNED
 from sbert_infer.bench.report.results import Row
-from sbert_infer.bench.report.svg_parts import WIDTH, Frame, axis_text, linear_scale, log_scale, nice_ticks, svg
+from sbert_infer.bench.report.svg_parts import WIDTH, Frame, Scale, axis_text, linear_scale, log_scale, nice_ticks, svg
 from sbert_infer.bench.stats import PERCENTILES
 
 _LABELS = 270  # left of the axis, for names
@@ -24,7 +24,7 @@ def throughput_chart(rows: Sequence[Row], noun: str = "texts") -> str:
     shown = [row for row in rows if row.texts_per_s is not None]
     ticks = nice_ticks(max((row.texts_per_s_high or 0 for row in shown), default=1))
     x = linear_scale(0, ticks[-1], _ACROSS)
-    parts = [*(_tick(x(tick), f"{tick:,g}", len(shown)) for tick in ticks), _axis(f"{noun} per second", len(shown))]
+    parts = _grid(x, ticks, f"{noun} per second", len(shown))
     for place, row in enumerate(shown):
         y = _TOP + place * _ROW
         value, low, high = (x(getattr(row, f"texts_per_s{end}")) for end in ("", "_low", "_high"))
@@ -48,10 +48,7 @@ def latency_chart(rows: Sequence[Row], noun: str = "texts") -> str:
     shown = sorted((row for row in rows if row.latency_ms), key=lambda row: row.latency_ms["p50"])
     values = [row.latency_ms[f"p{rank}"] for row in shown for rank in PERCENTILES]
     x, ticks = log_scale(min(values), max(values), _ACROSS)
-    parts = [
-        *(_tick(x(tick), f"{tick:g}", len(shown)) for tick in ticks),
-        _axis(f"milliseconds for one {noun[:-1]}, logarithmic: p50, p95, p99", len(shown)),
-    ]
+    parts = _grid(x, ticks, f"milliseconds for one {noun[:-1]}, logarithmic: p50, p95, p99", len(shown))
     for place, row in enumerate(shown):
         middle = _TOP + (place + 0.5) * _ROW
         xs = [x(row.latency_ms[f"p{rank}"]) for rank in PERCENTILES]
@@ -153,10 +150,11 @@ def _name(row: Row, middle: float) -> str:
     return f'<text class="name{strong}" x="{_LABELS - 10}" y="{middle + 4:.1f}">{escape(row.contestant)}</text>'
 
 
-def _tick(x: float, text: str, rows: int) -> str:
+def _grid(x: Scale, ticks: Sequence[float], title: str, rows: int) -> list[str]:
+    """Draw vertical lines at the ticks, and below them what they mean."""
     bottom = _TOP + rows * _ROW
-    return f'<path class="grid" d="M{x:.1f} {_TOP}V{bottom}"/>' + axis_text(x, bottom + 16, text, "middle")
-
-
-def _axis(title: str, rows: int) -> str:
-    return axis_text(_LABELS, _TOP + rows * _ROW + 36, title, "start")
+    parts = []
+    for tick in ticks:
+        parts.append(f'<path class="grid" d="M{x(tick):.1f} {_TOP}V{bottom}"/>')
+        parts.append(axis_text(x(tick), bottom + 16, f"{tick:,g}", "middle"))
+    return [*parts, axis_text(_LABELS, bottom + 36, title, "start")]

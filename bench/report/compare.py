@@ -5,31 +5,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sbert_infer.bench.report.results import Results, Row
-from sbert_infer.bench.report.table import render_cells
+from sbert_infer.bench.report.table import number, render_cells
 
 
 @dataclass(frozen=True)
 class Change:
     """One contestant on one workload, before and after."""
 
-    workload: str
-    contestant: str
-    ours: bool
-    before: float | None  # texts/s
-    after: float | None
-    ratio: float | None  # above 1 is faster; None if it is unknown
-    remark: str = ""
+    before: Row
+    after: Row
+
+    @property
+    def ratio(self) -> float | None:
+        """Speed after to speed before: above 1 is faster. None unless both are right."""
+        if self.before.status == self.after.status == "ok" and self.before.texts_per_s and self.after.texts_per_s:
+            return self.after.texts_per_s / self.before.texts_per_s
+        return None
 
     def got_slower(self, tolerance: float) -> bool:
         """Whether it lost more than `tolerance`, or stopped working."""
-        return self.remark.startswith("was ok") or (self.ratio is not None and self.ratio < 1 - tolerance)
+        stopped = self.before.status == "ok" and self.after.status != "ok"
+        return stopped or (self.ratio is not None and self.ratio < 1 - tolerance)
 
 
 def compare(before: Results, after: Results) -> list[Change]:
     """List the change of every contestant on every workload that both runs have."""
     found = {(row.workload, row.contestant): row for row in after.rows}
     pairs = ((row, found.get((row.workload, row.contestant))) for row in before.rows)
-    return [_change(row, later) for row, later in pairs if later is not None]
+    return [Change(row, later) for row, later in pairs if later is not None]
 
 
 def warnings(before: Results, after: Results) -> list[str]:
@@ -48,24 +51,18 @@ def warnings(before: Results, after: Results) -> list[str]:
     return lines
 
 
-def _change(before: Row, after: Row) -> Change:
-    ratio, remark = None, ""
-    if before.status == after.status == "ok" and before.texts_per_s and after.texts_per_s:
-        ratio = after.texts_per_s / before.texts_per_s
-    elif before.status != after.status:
-        remark = f"was {before.status}, is {after.status}"
-    return Change(before.workload, before.contestant, before.ours, before.texts_per_s, after.texts_per_s, ratio, remark)
-
-
 def render_changes(changes: list[Change], tolerance: float) -> str:
     """Render a line for each change, the worst first."""
     ordered = sorted(changes, key=lambda change: (not change.got_slower(tolerance), change.ratio or 0))
     lines = []
     for change in ordered:
-        speeds = ["-" if speed is None else f"{speed:,.0f}" for speed in (change.before, change.after)]
-        percent = "-" if change.ratio is None else f"{change.ratio - 1:+.1%}"
-        verdict = change.remark or ("SLOWER" if change.got_slower(tolerance) else "")
-        if not verdict and change.ratio is not None and change.ratio > 1 + tolerance:
-            verdict = "faster"
-        lines.append([change.workload, change.contestant, *speeds, percent, verdict])
+        before, after, ratio = change.before, change.after, change.ratio
+        verdict = "faster" if ratio is not None and ratio > 1 + tolerance else ""
+        if before.status != after.status:
+            verdict = f"was {before.status}, is {after.status}"
+        elif change.got_slower(tolerance):
+            verdict = "SLOWER"
+        percent = "-" if ratio is None else f"{ratio - 1:+.1%}"
+        speeds = [number(row.texts_per_s, "{:,.0f}") for row in (before, after)]
+        lines.append([before.workload, before.contestant, *speeds, percent, verdict])
     return render_cells(["workload", "contestant", "before", "after", "change", ""], lines)

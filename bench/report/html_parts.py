@@ -66,6 +66,11 @@ def html_page(title: str, heading: str, parts: Iterable[str], results: Any, styl
     )
 
 
+def section(heading: str, *parts: str) -> str:
+    """Render a section of the page."""
+    return "\n".join([f"<section>\n<h2>{escape(heading)}</h2>", *parts, "</section>"])
+
+
 def headline(figures: Iterable[tuple[str, str, str]]) -> str:
     """Render large figures, each with two lines below it."""
     boxes = (

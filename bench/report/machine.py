@@ -23,7 +23,8 @@ def machine_stamp() -> dict[str, Any]:
         "memory_gb": _memory_gb(),
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
-        "load_average": _load_average(),
+        # If it is well above 0 when the run begins, do not trust the figures.
+        "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
 
 
@@ -44,11 +45,6 @@ def _memory_gb() -> float | None:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
     except (ValueError, OSError, AttributeError):
         return None
-
-
-def _load_average() -> float | None:
-    """Load average when the run began; if it is well above 0, do not trust the figures."""
-    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
 def _sysctl(name: str) -> str:

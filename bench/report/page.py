@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from sbert_infer.bench.report.charts import latency_chart, quality_chart, throughput_chart
-from sbert_infer.bench.report.html_parts import headline, html_page, html_table, legend, measured_on
+from sbert_infer.bench.report.html_parts import headline, html_page, html_table, legend, measured_on, section
 from sbert_infer.bench.report.results import Results, Row
 from sbert_infer.bench.report.table import cells, describe_sections, describe_stamp, notes
 
@@ -15,11 +15,17 @@ _LEGEND = {"ours": "sbert-infer", "eager": "eager PyTorch reference", "rival": "
 
 def render_page(results: Results) -> str:
     """Render the whole page."""
+    shown = [kind for kind in _LEGEND if kind != "wrong" or any(row.status == "wrong" for row in results.rows)]
+    lines = describe_stamp(results.stamp)
+    if results.not_installed:
+        lines.append(f"not installed: {', '.join(results.not_installed)}")
+    if results.workloads:
+        lines.append("of peak: share of the FP32 matrix product that the machine reaches, counting no padding")
     parts = [
         headline(_figures(results)),
-        _legend(results.rows),
+        legend({_LEGEND[kind]: f"var(--{kind})" for kind in shown}),
         *(_section(name, line, results.of(name), results.noun) for name, line in describe_sections(results).items()),
-        measured_on(_stamp(results)),
+        measured_on(lines),
     ]
     model = str(results.stamp["model"])
     return html_page(f"{model}: sbert-bench", model, parts, results)
@@ -37,13 +43,8 @@ def _figures(results: Results) -> list[tuple[str, str, str]]:
     ]
 
 
-def _legend(rows: Sequence[Row]) -> str:
-    used = [kind for kind in _LEGEND if kind != "wrong" or any(row.status == "wrong" for row in rows)]
-    return legend({_LEGEND[kind]: f"var(--{kind})" for kind in used})
-
-
 def _section(name: str, description: str, rows: Sequence[Row], noun: str) -> str:
-    parts = [f"<section>\n<h2>{escape(name)}</h2>", f'<p class="dim">{escape(description)}</p>']
+    parts = [f'<p class="dim">{escape(description)}</p>']
     if any(row.texts_per_s is not None for row in rows):
         parts += ["<h3>Throughput, median and spread over the rounds</h3>", throughput_chart(rows, noun)]
     if any(row.latency_ms for row in rows):
@@ -54,13 +55,4 @@ def _section(name: str, description: str, rows: Sequence[Row], noun: str) -> str
     parts += ["<h3>All figures</h3>", html_table(*cells(rows, noun), kinds)]
     if lines := notes(rows):
         parts.append("<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>")
-    return "\n".join([*parts, "</section>"])
-
-
-def _stamp(results: Results) -> list[str]:
-    lines = describe_stamp(results.stamp)
-    if results.not_installed:
-        lines.append(f"not installed: {', '.join(results.not_installed)}")
-    if results.workloads:
-        lines.append("of peak: share of the FP32 matrix product that the machine reaches, counting no padding")
-    return lines
+    return section(name, *parts)

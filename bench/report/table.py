@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 from sbert_infer.bench.report.results import QUALITY, Results, Row, WorkloadFacts
-from sbert_infer.bench.stats import median
 
 
-def _number(pattern: str) -> Callable[[Any], str]:
-    return lambda value: "-" if value is None else pattern.format(value)
+def number(value: float | None, pattern: str) -> str:
+    """Render a number, or a dash if there is none."""
+    return "-" if value is None else pattern.format(value)
 
 
 def _spread(row: Row) -> str:
-    if row.texts_per_s_low is None:
-        return "-"
-    return f"{row.texts_per_s_low:,.0f}..{row.texts_per_s_high:,.0f}"
+    return "-" if row.texts_per_s_low is None else f"{row.texts_per_s_low:,.0f}..{row.texts_per_s_high:,.0f}"
 
 
 def _speed_up(row: Row) -> str:
@@ -29,32 +28,31 @@ def _cosine(value: float | None) -> str:
     return "-" if value is None else f"{value:.5f}" if value < 0.999995 else "1"
 
 
-_percent = _number("{:.0%}")
-
-# Heading -> how to render a row's cell.
-COLUMNS: dict[str, Callable[[Row], str]] = {
+# Heading -> how to render a row's cell. The measures of quality come between the two parts.
+_BEFORE_QUALITY: dict[str, Callable[[Row], str]] = {
     "contestant": lambda row: row.contestant,
     "type": lambda row: row.family,
-    "texts/s": lambda row: _number("{:,.0f}")(row.texts_per_s),
+    "texts/s": lambda row: number(row.texts_per_s, "{:,.0f}"),
     "min..max": _spread,
     "vs eager": _speed_up,
     "min cos": lambda row: _cosine(row.min_cosine),
     "mean cos": lambda row: _cosine(row.mean_cosine),
-    "max error": lambda row: _number("{:.1e}")(row.max_error),
+    "max error": lambda row: number(row.max_error, "{:.1e}"),
     "correlation": lambda row: _cosine(row.correlation),
-    "p50 ms": lambda row: _number("{:.1f}")(row.latency_ms.get("p50")),
-    "p95 ms": lambda row: _number("{:.1f}")(row.latency_ms.get("p95")),
-    "p99 ms": lambda row: _number("{:.1f}")(row.latency_ms.get("p99")),
-    "tokens/s": lambda row: _number("{:,.0f}")(row.tokens_per_s),
-    "of peak": lambda row: _percent(row.peak_share),
-    "padding": lambda row: _number("{:.1%}")(row.padding),
-    "CPU s/1k": lambda row: _number("{:.2f}")(row.cpu_s_per_1000),
-    "peak MB": lambda row: _number("{:,.0f}")(row.peak_mb),
-    "load s": lambda row: _number("{:.1f}")(row.load_s),
-    "file MB": lambda row: _number("{:.0f}")(row.file_mb),
-    "batch": lambda row: "tokens" if row.ours and row.seconds else _number("{}")(row.batch_size),
 }
-_BEFORE_MEASURES = "correlation"
+_AFTER_QUALITY: dict[str, Callable[[Row], str]] = {
+    "p50 ms": lambda row: number(row.latency_ms.get("p50"), "{:.1f}"),
+    "p95 ms": lambda row: number(row.latency_ms.get("p95"), "{:.1f}"),
+    "p99 ms": lambda row: number(row.latency_ms.get("p99"), "{:.1f}"),
+    "tokens/s": lambda row: number(row.tokens_per_s, "{:,.0f}"),
+    "of peak": lambda row: number(row.peak_share, "{:.0%}"),
+    "padding": lambda row: number(row.padding, "{:.1%}"),
+    "CPU s/1k": lambda row: number(row.cpu_s_per_1000, "{:.2f}"),
+    "peak MB": lambda row: number(row.peak_mb, "{:,.0f}"),
+    "load s": lambda row: number(row.load_s, "{:.1f}"),
+    "file MB": lambda row: number(row.file_mb, "{:.0f}"),
+    "batch": lambda row: "tokens" if row.ours and row.seconds else number(row.batch_size, "{}"),
+}
 _LEFT = ("workload", "contestant", "type", "level", "what", "")  # aligned to the left
 
 
@@ -82,27 +80,25 @@ def describe_sections(results: Results) -> dict[str, str]:
 
 def cells(rows: Sequence[Row], noun: str = "texts") -> tuple[list[str], list[list[str]]]:
     """Render headings and cells, without columns that are empty for all rows."""
-    columns = _columns(rows)
-    full = [[render(row) for render in columns.values()] for row in rows]
-    kept = [place for place in range(len(columns)) if any(line[place] != "-" for line in full)]
-    headings = [name.replace("texts/s", f"{noun}/s") for name in columns]
-    return [headings[place] for place in kept], [[line[place] for place in kept] for line in full]
-
-
-def _columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
-    """List the usual columns, with the measures of quality inserted."""
-    measures = {name: _measure(name) for row in rows for name in row.quality}
-    place = list(COLUMNS).index(_BEFORE_MEASURES) + 1
-    return dict([*list(COLUMNS.items())[:place], *measures.items(), *list(COLUMNS.items())[place:]])
-
-
-def _measure(name: str) -> Callable[[Row], str]:
-    return lambda row: _number("{:.4f}")(row.quality.get(name))
+    measures = dict.fromkeys(name for row in rows for name in row.quality)
+    columns = {
+        **{name: [render(row) for row in rows] for name, render in _BEFORE_QUALITY.items()},
+        **{name: [number(row.quality.get(name), "{:.4f}") for row in rows] for name in measures},
+        **{name: [render(row) for row in rows] for name, render in _AFTER_QUALITY.items()},
+    }
+    kept = {name: column for name, column in columns.items() if any(cell != "-" for cell in column)}
+    headings = [name.replace("texts/s", f"{noun}/s") for name in kept]
+    return headings, [list(line) for line in zip(*kept.values(), strict=True)]
 
 
 def render_cells(headings: list[str], lines: list[list[str]], *, markdown: bool = False) -> str:
     """Render a table of cells that are already text."""
-    return (_markdown if markdown else _plain)(headings, lines)
+    if markdown:
+        rule = ["---" if heading in _LEFT else "--:" for heading in headings]
+        return "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *lines])
+    columns = zip(headings, *lines, strict=True)
+    template = "  ".join(f"{{:{'<' if column[0] in _LEFT else '>'}{max(map(len, column))}}}" for column in columns)
+    return "\n".join(template.format(*line).rstrip() for line in [headings, *lines])
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -143,20 +139,3 @@ def describe_stamp(stamp: dict[str, Any]) -> list[str]:
 
 def _versions(packages: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in sorted(packages.items()))
-
-
-def _plain(headings: list[str], lines: list[list[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(headings, *lines, strict=True)]
-    aligned = [
-        "  ".join(
-            cell.ljust(width) if heading in _LEFT else cell.rjust(width)
-            for cell, width, heading in zip(line, widths, headings, strict=True)
-        ).rstrip()
-        for line in [headings, *lines]
-    ]
-    return "\n".join(aligned)
-
-
-def _markdown(headings: list[str], lines: list[list[str]]) -> str:
-    rule = ["---" if heading in _LEFT else "--:" for heading in headings]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *lines])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,12 @@ import numpy as np
 from sbert_infer.bench.contest.lineup import MAX_ERROR, MIN_CORRELATION, MIN_COSINE, TUNED, file_mb
 from sbert_infer.bench.contest.rounds import Entrant
 from sbert_infer.bench.report.results import QUALITY, Row, WorkloadFacts
-from sbert_infer.bench.stats import median, paired_ratio, percentiles
+from sbert_infer.bench.stats import paired_ratio, percentiles
 
 
 def score(entrants: Sequence[Entrant], facts: WorkloadFacts) -> list[Row]:
     """Make a row for each entrant; the first is the reference."""
-    reference = _seconds(entrants[0])
+    reference = _values(entrants[0], "seconds")
     rows = [_row(entrant, facts, reference) for entrant in entrants if not entrant.same_as_own]
     same = {entrant.contestant.name for entrant in entrants if entrant.same_as_own}
     for row in rows:
@@ -51,16 +52,8 @@ def _row(entrant: Entrant, facts: WorkloadFacts, reference: Sequence[float]) -> 
     row.batch_size = entrant.batch_size if contestant.tuned else contestant.own_batch_size
     if entrant.failure:
         return row
-    row.seconds = _seconds(entrant)
+    row.seconds = _values(entrant, "seconds")
     row.latency_ms = percentiles(entrant.latencies_ms) if entrant.latencies_ms else {}
-    _add_speed(row, entrant, facts)
-    _add_verdict(row, entrant)
-    if row.status == "ok":
-        row.speed_up = paired_ratio(reference, row.seconds)
-    return row
-
-
-def _add_speed(row: Row, entrant: Entrant, facts: WorkloadFacts) -> None:
     middle = median(row.seconds)
     row.texts_per_s, row.tokens_per_s = facts.texts / middle, facts.tokens / middle
     row.texts_per_s_low, row.texts_per_s_high = facts.texts / max(row.seconds), facts.texts / min(row.seconds)
@@ -69,6 +62,10 @@ def _add_speed(row: Row, entrant: Entrant, facts: WorkloadFacts) -> None:
     shares = [facts.gflop / mine / peak for mine, peak in zip(row.seconds, facts.peak_gflops, strict=True)]
     row.peak_share = median(shares)
     row.padding = entrant.turns[-1]["padding"]
+    _add_verdict(row, entrant)
+    if row.status == "ok":
+        row.speed_up = paired_ratio(reference, row.seconds)
+    return row
 
 
 def _add_verdict(row: Row, entrant: Entrant) -> None:
@@ -105,10 +102,6 @@ def _judge_vectors(row: Row, entrant: Entrant) -> None:
         if not np.isfinite(together).all():  # JSON has no NaN
             row.min_cosine = row.mean_cosine = None
             row.reason = "some vectors hold NaN or infinity"
-
-
-def _seconds(entrant: Entrant) -> list[float]:
-    return _values(entrant, "seconds")
 
 
 def _values(entrant: Entrant, key: str) -> list[Any]:

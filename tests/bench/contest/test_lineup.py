@@ -10,13 +10,12 @@ import pytest
 from sbert_infer.artifact import open_artifact
 from sbert_infer.bench.contest.lineup import EAGER, PAIR_RIVALS, RIVALS, TUNED, Contestant, choose, line_up
 from sbert_infer.bench.errors import BenchError
-from sbert_infer.bench.inside import converters, loaders, pair_loaders
+from sbert_infer.bench.inside import converters, loaders
 from sbert_infer.bench.workloads import make_pairs, make_workload
 
 
 def test_every_rival_has_a_loader_and_a_converter() -> None:
-    assert {rival.spec["kind"] for rival in RIVALS} <= set(loaders.LOADERS)
-    assert {rival.spec["kind"] for rival in PAIR_RIVALS} <= set(pair_loaders.LOADERS)
+    assert {rival.spec["kind"] for rival in (*RIVALS, *PAIR_RIVALS)} <= set(loaders.LOADERS)
     assert {rival.converter for rival in RIVALS} <= {"", *converters.CONVERTERS}
 
 
@@ -37,6 +36,6 @@ def test_the_rival_is_called_for_the_same_scores(reranker: Path) -> None:
     assert [one.name for one in everyone] == [EAGER, "sbert-infer fp32", "sentence-transformers CrossEncoder"]
     assert everyone[-1].tunable
     pairs = [list(pair) for pair in make_pairs(make_workload("mixed", 20))]
-    ours, theirs = (pair_loaders.LOADERS[one.spec["kind"]](dict(one.spec)) for one in everyone[1:])
+    ours, theirs = (loaders.LOADERS[one.spec["kind"]](dict(one.spec)) for one in everyone[1:])
     for prompt in (None, "find: "):
         assert np.abs(ours(pairs, 4, prompt) - theirs(pairs, 4, prompt)).max() < 1e-5

@@ -68,7 +68,7 @@ def test_search_and_measures_are_those_of_trec_eval(documents: list[tuple[int, i
     for start in range(0, len(ids), block):
         some = ids[start : start + block]
         nearest.add(some, np.array([[scores[key]] for key in some], np.float32))
-    ranked = [grades[key] for _, key in nearest.ranked(0)]
+    ranked = [grades[key] for _, key in nearest.found[0]]
     assert ndcg(ranked, list(grades.values()), 10) == pytest.approx(expected["ndcg_cut_10"])
     assert recall(ranked, list(grades.values()), 10) == pytest.approx(expected["recall_10"])
 
@@ -83,4 +83,4 @@ def test_blocks_find_what_one_sort_finds(count: int, k: int, block: int, seed: i
         nearest.add(ids[start : start + block], documents[start : start + block])
     for row, query in enumerate(queries):
         everything = sorted(zip((documents @ query).tolist(), ids, strict=True), reverse=True)
-        assert nearest.ranked(row) == everything[:k]
+        assert nearest.found[row] == everything[:k]
