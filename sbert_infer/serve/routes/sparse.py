@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from sbert_infer.artifact.manifest import SPARSE_ENCODER
 from sbert_infer.encode.sparse import SparseRows
-from sbert_infer.serve.http.body import decode, read_body
-from sbert_infer.serve.http.operation import TEI, Operation, model_operation
+from sbert_infer.serve.http.body import decode
+from sbert_infer.serve.http.operation import Operation, model_operation
 from sbert_infer.serve.models.registry import Models
-from sbert_infer.serve.routes.handle import as_list, check_sizes, run_model, tei_options, truncation_headers
+from sbert_infer.serve.routes.handle import as_list, check_sizes, run_model, truncation, truncation_headers
 from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.serve.wire.responses import as_numbers, json_response
@@ -36,26 +36,26 @@ class Sparse:
         return [
             model_operation(
                 "/embed_sparse",
-                TEI,
                 "Embed texts as sparse vectors",
                 self.embed_sparse,
                 list[list[SparseValue]],
                 (EmbedSparseRequest,),
                 example={"inputs": ["A cat sat.", "A feline was sitting."]},
                 note="For sparse encoders (SPLADE): for each text the dimensions that are not zero, ascending.",
+                needs=SPARSE_ENCODER,
             )
         ]
 
-    async def embed_sparse(self, request: Request) -> Response:
+    async def embed_sparse(self, request: Request, body: bytes) -> Response:
         """Embed texts as sparse vectors."""
-        asked = decode(await read_body(request, self._settings), EmbedSparseRequest)
+        asked = decode(body, EmbedSparseRequest)
         model = self._models.find(asked.model, SPARSE_ENCODER)
         model.require(SPARSE_ENCODER)
-        options = tei_options(asked, self._settings, prompt_name=asked.prompt_name)
-        model.check(options)
+        model.check(asked.prompt_name)
         texts = as_list(asked.inputs)
         check_sizes(texts)
-        encoded = await run_model(request, len(texts), model.encode_sparse(texts, options))
+        work = model.engine.encode_sparse(texts, asked.prompt_name, **truncation(asked, self._settings))
+        encoded = await run_model(request, len(texts), work)
         return json_response(await _json_rows(encoded.vectors), truncation_headers(encoded))
 
 
