@@ -17,7 +17,6 @@ from sbert_infer.serve.routes.admin import Admin
 from sbert_infer.serve.routes.openai import OpenAI
 from sbert_infer.serve.routes.openapi import describe
 from sbert_infer.serve.routes.rerank import Reranking
-from sbert_infer.serve.routes.sparse import Sparse
 from sbert_infer.serve.routes.tei import Tei
 from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.responses import json_response
@@ -34,7 +33,6 @@ def make_app(models: Models, settings: Settings, metrics: Metrics) -> ASGIApp:
         *Tei(models, settings).operations(),
         *Admin(models, settings, metrics).operations(),
         *Reranking(models, settings).operations(),
-        *Sparse(models, settings).operations(),
     ]
     operations.append(_description(operations, models, settings))
     paths = {operation.path for operation in operations}

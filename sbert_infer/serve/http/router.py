@@ -52,8 +52,10 @@ class Router:
                 return
             if operation.runs_model:
                 self._models.check_room()
-            body = (await read_body(request, self._settings),) if operation.takes else ()
-            response = await operation.handler(request, *body)
+            if operation.takes:
+                response = await operation.handler(request, await read_body(request, self._settings))
+            else:
+                response = await operation.handler(request)
         except (Problem, SbertInferError, HTTPException) as error:
             response = await self._refusal(request, error)
         await response(scope, receive, send)

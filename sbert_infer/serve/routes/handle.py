@@ -12,10 +12,11 @@ from sbert_infer.artifact.manifest import ENCODER
 from sbert_infer.errors import CallTooLargeError
 from sbert_infer.serve.http.body import decode, while_connected
 from sbert_infer.serve.http.request_log import record_of
+from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
 from sbert_infer.serve.settings import MAX_INPUTS, Settings
 from sbert_infer.serve.wire.problems import Problem
-from sbert_infer.serve.wire.schemas import Truncating
+from sbert_infer.serve.wire.schemas import TextsRequest, Truncating
 from sbert_infer.types import Encoded, OnTruncate, Side
 
 Inputs = str | Sequence[str] | Sequence[int | list[int]]
@@ -114,9 +115,14 @@ def truncation(asked: Truncating, settings: Settings) -> Truncation:
     return {"on_truncate": "ignore" if truncate else "error", "truncation_side": side}
 
 
-def as_list(inputs: str | list[str]) -> list[str]:
-    """One text or several, as a list."""
-    return [inputs] if isinstance(inputs, str) else inputs
+def texts_for(asked: TextsRequest, models: Models, kind: str) -> tuple[Model, list[str]]:
+    """The model of this kind that a request is for, and its texts. Both are checked."""
+    model = models.find(asked.model, kind)
+    model.require(kind)
+    model.check(asked.prompt_name)
+    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+    check_sizes(texts)
+    return model, texts
 
 
 def check_sizes(texts: Sequence[str]) -> None:

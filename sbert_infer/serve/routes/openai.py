@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,7 +11,7 @@ from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
 from sbert_infer.serve.routes.handle import DenseOptions, decode_inputs, encode, truncation, truncation_headers, whole
 from sbert_infer.serve.settings import Settings
-from sbert_infer.serve.wire.responses import as_numbers, json_array, json_response
+from sbert_infer.serve.wire.responses import Vectors, as_numbers, json_array, json_response
 from sbert_infer.serve.wire.schemas import (
     Embedding,
     EmbeddingList,
@@ -23,8 +22,6 @@ from sbert_infer.serve.wire.schemas import (
     Truncating,
     Usage,
 )
-
-Vectors = npt.NDArray[np.float32]
 
 
 class OpenAI:
@@ -67,7 +64,7 @@ class OpenAI:
         options = DenseOptions(
             normalize_embeddings=model.manifest.similarity == "cosine" or asked.dimensions is not None,
             truncate_dim=whole(asked.dimensions),
-            **truncation(Truncating(), self._settings),
+            **truncation(Truncating(), self._settings),  # OpenAI has no field for it
         )
         encoded = await encode(request, model, asked.input, asked.prompt_name, options)
         data = await json_array(encoded.vectors, _base64 if asked.encoding_format == "base64" else _numbers)

@@ -1,4 +1,4 @@
-"""The routes of text-embeddings-inference for sentence encoders, POST /, /tokenize and /info."""
+"""The routes of text-embeddings-inference, except those that are for rerankers only."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sbert_infer import __version__
-from sbert_infer.artifact.manifest import ENCODER, RERANKER, TOKENS
+from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, TOKENS
 from sbert_infer.serve.http.body import decode, while_connected
 from sbert_infer.serve.http.operation import READS, TEI, Operation, model_operation
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
 from sbert_infer.serve.routes.handle import (
     DenseOptions,
-    as_list,
-    check_sizes,
     decode_inputs,
     encode,
     run_model,
+    texts_for,
     truncation,
     truncation_headers,
     whole,
@@ -29,10 +28,11 @@ from sbert_infer.serve.routes.handle import (
 from sbert_infer.serve.routes.rerank import Reranking
 from sbert_infer.serve.settings import MAX_INPUTS, Settings
 from sbert_infer.serve.wire.problems import Problem
-from sbert_infer.serve.wire.responses import as_numbers, json_array, json_response
+from sbert_infer.serve.wire.responses import as_numbers, json_array, json_response, sparse_json_array
 from sbert_infer.serve.wire.schemas import (
     EmbedAllRequest,
     EmbedRequest,
+    EmbedSparseRequest,
     Info,
     ModelCard,
     Rank,
@@ -40,6 +40,7 @@ from sbert_infer.serve.wire.schemas import (
     RootRequest,
     SimilarityOptions,
     SimilarityRequest,
+    SparseValue,
     Token,
     TokenEmbedRequest,
     TokenizeRequest,
@@ -89,6 +90,16 @@ class Tei:
                 example=_PAIR,
                 note="Cosine similarity.",
             ),
+            model_operation(
+                "/embed_sparse",
+                "Embed texts as sparse vectors",
+                self.embed_sparse,
+                list[list[SparseValue]],
+                (EmbedSparseRequest,),
+                example=_TEXTS,
+                note="For sparse encoders (SPLADE): for each text the dimensions that are not zero, ascending.",
+                needs=SPARSE_ENCODER,
+            ),
             *self._other_operations(),
         ]
 
@@ -136,14 +147,10 @@ class Tei:
     async def embed_all(self, request: Request, body: bytes) -> Response:
         """Embed each token of each text."""
         asked = decode(body, EmbedAllRequest)
-        model = self._models.find(asked.model, ENCODER)
-        model.require(ENCODER)
-        model.check(asked.prompt_name)
+        model, texts = texts_for(asked, self._models, ENCODER)
         if TOKENS not in model.manifest.outputs or model.engine.engine.device != "cpu":
             message = f"model {model.name} was exported without token outputs, or is not on the CPU: use /embed"
             raise Problem("not_supported", message)
-        texts = as_list(asked.inputs)
-        check_sizes(texts)
         work = model.engine.token_vectors(
             texts,
             asked.prompt_name,
@@ -153,6 +160,14 @@ class Tei:
         found = await run_model(request, len(texts), work)
         rows = [await json_array(vectors, lambda start, some: list(as_numbers(some))) for vectors in found.vectors]
         return json_response(rows, truncation_headers(found))
+
+    async def embed_sparse(self, request: Request, body: bytes) -> Response:
+        """Embed texts as sparse vectors."""
+        asked = decode(body, EmbedSparseRequest)
+        model, texts = texts_for(asked, self._models, SPARSE_ENCODER)
+        work = model.engine.encode_sparse(texts, asked.prompt_name, **truncation(asked, self._settings))
+        encoded = await run_model(request, len(texts), work)
+        return json_response(await sparse_json_array(encoded.vectors), truncation_headers(encoded))
 
     async def similarity(self, request: Request, body: bytes) -> Response:
         """Compare a sentence with others."""
@@ -178,7 +193,7 @@ class Tei:
         asked = decode(body, TokenizeRequest)
         model = self._models.find(asked.model, ENCODER)
         model.check(asked.prompt_name)
-        texts = as_list(asked.inputs)
+        texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
         if sum(map(len, texts)) > _MAX_CHARACTERS:
             raise Problem("body_too_large", f"at most {_MAX_CHARACTERS} characters are tokenized in one request")
         prompt = "" if asked.prompt_name is None else model.engine.engine.prompts[asked.prompt_name]

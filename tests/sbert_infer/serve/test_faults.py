@@ -247,4 +247,4 @@ def test_work_is_dropped_for_clients_that_leave(
     metrics = server.client.get("/metrics").text
     assert 'sbert_http_requests_total{route="/embed",status="499"}' in metrics
     assert "sbert_http_requests_in_progress 1.0" in metrics  # the one that asks
-    until(lambda: server.server.connections() <= 3)
+    until(lambda: server.connections() <= 3)
