@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from sbert_infer import __version__
-from sbert_infer.embed.embedder import Vectors
 from sbert_infer.encode.precision import PRECISIONS
 from sbert_infer.errors import EmbedError, SbertInferError
 
@@ -27,6 +26,7 @@ the same command goes on where it was. Rows without a readable text are listed i
 exit code is still 0; see --on-error. It is 1 after an error, 2 for a wrong option, and 130 after Ctrl-C.
 """
 
+_COUNT = click.IntRange(min=1)
 _NAMES = click.Choice(["text", "jsonl", "csv", "tsv", "parquet"])
 
 
@@ -41,22 +41,20 @@ _NAMES = click.Choice(["text", "jsonl", "csv", "tsv", "parquet"])
 @click.option("--columns", metavar="A,B", help="Columns to carry along, '' for none. [all but the text]")
 @click.option("--embedding-column", default="embedding", show_default=True, metavar="NAME", help="Column to write.")
 @click.option("--header/--no-header", default=True, help="Whether CSV and TSV begin with names. [header; else 1,2,3..]")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Read only the first N rows.")
+@click.option("--limit", type=_COUNT, metavar="N", help="Read only the first N rows.")
 @click.option(
     "--precision", type=click.Choice(PRECISIONS), default="float32", show_default=True, help="Of the numbers."
 )
-@click.option("--truncate-dim", type=click.IntRange(min=1), metavar="N", help="Keep the first N numbers of a vector.")
+@click.option("--truncate-dim", type=_COUNT, metavar="N", help="Keep the first N numbers of a vector.")
 @click.option("--normalize", is_flag=True, help="Scale vectors to length 1.")
 @click.option("--prompt-name", metavar="NAME", help="Which of the model's prompts to put before each text.")
 @click.option("--prompt", metavar="TEXT", help="A prompt to put before each text.")
 @click.option("--device", metavar="NAME", help="cpu, cuda or cuda:1. [the best there is]")
-@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Batches at once on a CPU. [usable cores]")
+@click.option("--workers", type=_COUNT, metavar="N", help="Batches at once on a CPU. [usable cores]")
 @click.option(
     "--on-error", type=click.Choice(["skip", "fail"]), default="skip", show_default=True, help="For bad rows."
 )
-@click.option(
-    "--part-rows", type=click.IntRange(min=1), metavar="N", help="Texts in a part, a multiple of 4096. [16384]"
-)
+@click.option("--part-rows", type=_COUNT, metavar="N", help="Texts in a part, a multiple of 4096. [16384]")
 @click.option(
     "--compression",
     type=click.Choice(["zstd", "snappy", "none"]),
@@ -69,9 +67,9 @@ _NAMES = click.Choice(["text", "jsonl", "csv", "tsv", "parquet"])
     metavar="[ADDRESS]",
     help="Run on a Ray cluster; OUTPUT is a folder on storage that all nodes see. [the running one, else this machine]",
 )
-@click.option("--ray-cpus", type=click.IntRange(min=1), metavar="N", help="Cores of an actor. [1]")
+@click.option("--ray-cpus", type=_COUNT, metavar="N", help="Cores of an actor. [1]")
 @click.option("--ray-gpus", type=click.FloatRange(min=0), metavar="N", help="GPUs of an actor. [0]")
-@click.option("--ray-actors", type=click.IntRange(min=1), metavar="N", help="At most N actors. [all there is room for]")
+@click.option("--ray-actors", type=_COUNT, metavar="N", help="At most N actors. [all there is room for]")
 @click.option("--restart", is_flag=True, help="Forget what an earlier run has done.")
 @click.option("--force", is_flag=True, help="Replace an existing OUTPUT.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors and warnings only.")
@@ -82,7 +80,7 @@ def main(inputs: tuple[str, ...], artifact: Path, output: str, **options: Any) -
     INPUT is a file, a glob, a folder, or - for standard input.
     """
     try:
-        summary = _embed(inputs, artifact, output, **options)
+        summary = _embed(inputs, artifact, output, options)
     except SbertInferError as error:
         raise SystemExit(_error(str(error))) from None
     except OSError as error:
@@ -94,50 +92,34 @@ def main(inputs: tuple[str, ...], artifact: Path, output: str, **options: Any) -
         click.echo(summary)
 
 
-def _embed(
-    inputs: tuple[str, ...],
-    artifact: Path,
-    output: str,
-    *,
-    precision: str,
-    normalize: bool,
-    truncate_dim: int | None,
-    prompt_name: str | None,
-    prompt: str | None,
-    format: str | None,
-    compression: str | None,
-    workers: int | None,
-    on_error: str,
-    restart: bool,
-    force: bool,
-    quiet: bool,
-    ray: str | None,
-    ray_cpus: int | None,
-    ray_gpus: float | None,
-    ray_actors: int | None,
-    **job_options: Any,
-) -> str:
-    given: dict[str, object] = {"--ray-cpus": ray_cpus, "--ray-gpus": ray_gpus, "--ray-actors": ray_actors}
-    if ray is not None:
-        given = {"--format": format, "--workers": workers, "--limit": job_options["limit"]}
-        given |= {
-            "--compression": compression,
-            "--on-error fail": on_error == "fail" or None,
-            "standard input": "-" in inputs or None,
-        }
-    if wrong := [name for name, value in given.items() if value is not None]:
-        raise EmbedError(f"{', '.join(wrong)} can't be used {'with' if ray else 'without'} --ray")
-    if ray is not None and ray not in ("auto", "local") and ":" not in ray:
-        raise EmbedError(f"{ray!r} is no address of a Ray cluster: give HOST:PORT, or --ray=auto before other words")
-    vectors = Vectors(precision, normalize, truncate_dim, prompt_name, prompt)
-    job = _import("job").make_job(inputs, artifact, vectors=vectors, **job_options)
+def _embed(inputs: tuple[str, ...], artifact: Path, output: str, options: dict[str, Any]) -> str:
+    ray = options["ray"]
+    _check_together(inputs, options)
+    job = _import("job").make_job(inputs, artifact, options)
+    flags = {name: options[name] for name in ("restart", "force", "quiet")}
     if ray is not None:
         on_ray = _import("ray.job")
-        options = on_ray.RayOptions(None if ray == "auto" else ray, ray_cpus or 1, ray_gpus or 0, ray_actors)
-        return str(on_ray.embed_on_ray(job, output, options, restart=restart, force=force, quiet=quiet))
-    target = _import("write.output").make_output(Path(output), format, compression)
-    flags = {"restart": restart, "force": force, "quiet": quiet}
-    return str(_import("local").embed(job, target, workers=workers, stop_at_bad_row=on_error == "fail", **flags))
+        cpus, gpus, actors = options["ray_cpus"] or 1, options["ray_gpus"] or 0, options["ray_actors"]
+        cluster = on_ray.RayOptions(None if ray == "auto" else ray, cpus, gpus, actors)
+        return str(on_ray.embed_on_ray(job, output, cluster, **flags))
+    target = _import("write.output").make_output(Path(output), options["format"], options["compression"])
+    stop = options["on_error"] == "fail"
+    return str(_import("local").embed(job, target, workers=options["workers"], stop_at_bad_row=stop, **flags))
+
+
+def _check_together(inputs: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Refuse options that are not for a cluster with `--ray`, and those that are without it."""
+    ray = options["ray"]
+    names = ("ray_cpus", "ray_gpus", "ray_actors") if ray is None else ("format", "workers", "limit", "compression")
+    wrong = [f"--{name.replace('_', '-')}" for name in names if options[name] is not None]
+    if ray is not None and options["on_error"] == "fail":
+        wrong.append("--on-error fail")
+    if ray is not None and "-" in inputs:
+        wrong.append("standard input")
+    if wrong:
+        raise EmbedError(f"{', '.join(wrong)} can't be used {'with' if ray else 'without'} --ray")
+    if ray not in (None, "auto", "local") and ":" not in ray:
+        raise EmbedError(f"{ray!r} is no address of a Ray cluster: give HOST:PORT, or --ray=auto before other words")
 
 
 def _import(module: str) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ class Job:
         return {
             "version": 1,
             "artifact": digest,
-            **{f"input {source.path}": source.identity[1:] for source in self.sources},
+            **{f"input {source.path}": [source.format, source.size, source.modified_ns] for source in self.sources},
             "inputs": hashlib.sha256(repr([source.path for source in self.sources]).encode()).hexdigest(),
             **{name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
             "device": self.device,
@@ -56,31 +56,20 @@ class Job:
         }
 
 
-def make_job(
-    inputs: Sequence[str],
-    artifact: Path,
-    *,
-    input_format: str | None,
-    text_column: str,
-    id_column: str | None,
-    columns: str | None,
-    embedding_column: str,
-    header: bool,
-    limit: int | None,
-    part_rows: int | None,
-    device: str | None,
-    vectors: Vectors,
-) -> Job:
+def make_job(inputs: Sequence[str], artifact: Path, options: Mapping[str, Any]) -> Job:
     """Make the job that the options of `sbert-embed` describe."""
-    carried = None if columns is None else tuple(name.strip() for name in columns.split(",") if name.strip())
+    names = options["columns"]
+    carried = None if names is None else tuple(name.strip() for name in names.split(",") if name.strip())
     return Job(
-        sources=tuple(find_sources(inputs, input_format)),
+        sources=tuple(find_sources(inputs, options["input_format"])),
         artifact=artifact,
-        columns=Columns(text_column, id_column, carried, embedding_column, header),
-        vectors=vectors,
-        device=device,
-        part_texts=_part_texts(part_rows),
-        limit=limit,
+        columns=Columns(
+            options["text_column"], options["id_column"], carried, options["embedding_column"], options["header"]
+        ),
+        vectors=Vectors(**{field.name: options[field.name] for field in fields(Vectors)}),
+        device=options["device"],
+        part_texts=_part_texts(options["part_rows"]),
+        limit=options["limit"],
     )
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +47,7 @@ def embed(
     with open_journal(target.parts_folder, job.fingerprint(), restart=restart) as journal:
         _check_output(target, job, force=force or journal.is_finishing)
         before = journal.stats.texts
-        with Progress(journal.position.fraction, quiet=quiet) as progress:
+        with closing(Progress(journal.position.fraction, quiet=quiet)) as progress:
             if not journal.is_complete:
                 with open_engine(job.artifact, device=job.device, workers=workers) as engine:
                     _embed_parts(job, journal, engine, progress, stop_at_bad_row=stop_at_bad_row)
@@ -154,8 +155,7 @@ class _PartWriter:
         self._writing = in_daemon_thread(_THREAD, lambda: self._store(growing))
 
     def _store(self, growing: _Growing) -> None:
-        empty = np.empty((0, self._dim), np.float32)
-        vectors: npt.NDArray[Any] = np.concatenate(growing.vectors) if growing.vectors else empty
+        vectors = np.concatenate([np.empty((0, self._dim), np.float32), *growing.vectors])
         vectors = reduce_precision(vectors, at_once(self._job.vectors.precision))
         self._journal.append(growing.part, self._job.columns.embedding, vectors, growing.stats)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from types import TracebackType
 
 from tqdm import tqdm
 
@@ -56,15 +55,8 @@ class Progress:
         if self._parts:
             size, end = self._parts[0]
             here += (end - here) * self._done_in_part / max(1, size)
-        if not math.isnan(here):
-            self._bar.update(max(0, round(here * _STEPS) - self._bar.n))
-        else:
-            self._bar.update(0)
+        self._bar.update(0 if math.isnan(here) else max(0, round(here * _STEPS) - self._bar.n))
 
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Remove the bar."""
         self._bar.close()

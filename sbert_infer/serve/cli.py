@@ -116,8 +116,7 @@ def main(models: tuple[str, ...], api_key_file: Path | None, **options: Any) -> 
         server_type, logging_to_stderr, read_keys = _import_server()
         if (options["tls_cert"] is None) != (options["tls_key"] is None):
             raise ValueError("--tls-cert and --tls-key go together")
-        _check_environment()
-        keys = [*(read_keys(api_key_file) if api_key_file else []), *_key_from_environment()]
+        keys = [*_key_in_environment(), *(read_keys(api_key_file) if api_key_file else [])]
         settings = Settings(models=tuple(map(ModelFile.parse, models)), keys=tuple(keys), **options)
         server = server_type(settings)
         with logging_to_stderr(settings.log_json):
@@ -141,14 +140,11 @@ def _import_server() -> tuple[Any, Any, Any]:
     return Server, logging_to_stderr, read_keys
 
 
-def _check_environment() -> None:
-    """Refuse an empty variable for keys: it would count as unset, and turn keys off."""
+def _key_in_environment() -> list[str]:
+    """The key in a variable. An empty variable would turn keys off, so it is refused."""
     for name in ("SBERT_SERVE_API_KEY", "SBERT_SERVE_API_KEY_FILE"):
         if name in os.environ and not os.environ[name].strip():
             raise ValueError(f"{name} is set, but empty: set it to a key or a file of keys, or unset it")
-
-
-def _key_from_environment() -> list[str]:
     key = os.environ.get("SBERT_SERVE_API_KEY")
     return [] if key is None else [key.strip()]
 

@@ -145,7 +145,7 @@ def _counters(models: list[Model]) -> Iterator[CounterMetricFamily]:
 
 
 def _gauges(models: list[Model]) -> Iterator[GaugeMetricFamily]:
-    stats = [(model.name, model.stats(), model) for model in models]
+    stats = [(model.name, model.engine.stats(), model) for model in models]
     for name, text, values in (
         ("sbert_queue_texts", "Texts that wait.", [s.queued_texts for _, s, _ in stats]),
         ("sbert_queue_tokens", "Tokens that wait.", [s.queued_tokens for _, s, _ in stats]),
@@ -154,7 +154,7 @@ def _gauges(models: list[Model]) -> Iterator[GaugeMetricFamily]:
         ("sbert_speed_tokens_per_second", "As measured under load.", [s.tokens_per_s for _, s, _ in stats]),
         ("sbert_ready", "1 if it takes calls.", [int(s.ready) for _, s, _ in stats]),
         ("sbert_max_batch_tokens", "Tokens that may run together.", [m.max_batch_tokens for _, _, m in stats]),
-        ("sbert_max_queue_tokens", "Tokens that may wait.", [m.max_queue_tokens for _, _, m in stats]),
+        ("sbert_max_queue_tokens", "Tokens that may wait.", [m.settings.max_queue_tokens for _, _, m in stats]),
     ):
         family = GaugeMetricFamily(name, text, labels=["model"])
         for (model, _, _), value in zip(stats, values, strict=True):

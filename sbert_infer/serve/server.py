@@ -63,10 +63,6 @@ class Server:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.stop)
 
-    def connections(self) -> int:
-        """How many clients are connected."""
-        return 0 if self._uvicorn is None else len(self._uvicorn.server_state.connections)
-
     async def _stop(self) -> None:
         logger.info("stopping: requests in progress have %g s to end", self.settings.drain_s)
         self._until = time.monotonic() + self.settings.drain_delay_s + self.settings.drain_s

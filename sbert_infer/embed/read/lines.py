@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -86,15 +87,6 @@ def _json_object(line: bytes) -> dict[str, Any] | Problem:
     return values if isinstance(values, dict) else Problem(f"not a JSON object but {type(values).__name__}")
 
 
-def _csv_rows(lines: Iterable[bytes], columns: Columns, path: str) -> Iterator[_Row]:
-    return _table_rows(lines, columns, path, delimiter=",", strict=True)
-
-
-def _tsv_rows(lines: Iterable[bytes], columns: Columns, path: str) -> Iterator[_Row]:
-    """Parse TSV, which has no quoting: a quote that begins a field is part of it."""
-    return _table_rows(lines, columns, path, delimiter="\t", quoting=csv.QUOTE_NONE)
-
-
 def _table_rows(lines: Iterable[bytes], columns: Columns, path: str, **dialect: Any) -> Iterator[_Row]:
     taken: list[bytes] = []
 
@@ -144,7 +136,12 @@ def _fields(names: Sequence[str], fields: Sequence[str]) -> dict[str, Any] | Pro
     return dict(zip(names, fields, strict=True))
 
 
-_PARSERS = {"text": _text_rows, "jsonl": _json_rows, "csv": _csv_rows, "tsv": _tsv_rows}
+_PARSERS: Mapping[str, Callable[..., Iterator[_Row]]] = {
+    "text": _text_rows,
+    "jsonl": _json_rows,
+    "csv": partial(_table_rows, delimiter=",", strict=True),
+    "tsv": partial(_table_rows, delimiter="\t", quoting=csv.QUOTE_NONE),  # a quote that begins a field is part of it
+}
 
 
 def _decode(line: bytes) -> str | Problem:

@@ -143,14 +143,11 @@ def _remaining(sources: Sequence[Source], columns: Columns, cursor: _Cursor) -> 
         base = cursor.rows
         if cursor.limit is not None and base >= cursor.limit:
             return
-        blocks = _limited(_read(sources[index], columns, base, skip), cursor.limit, base)
+        source = sources[index]
+        is_parquet = source.format == "parquet"
+        blocks = read_parquet(source, columns, base, skip) if is_parquet else read_lines(source, columns, base)
+        blocks = _limited(blocks, cursor.limit, base)
         yield from ((index, block) for block in (_skipping(blocks, cursor, index) if skip else blocks))
-
-
-def _read(source: Source, columns: Columns, base: int, skip: int) -> Iterator[Block]:
-    if source.format == "parquet":
-        return read_parquet(source, columns, base, skip)
-    return read_lines(source, columns, base)
 
 
 def _limited(blocks: Iterator[Block], limit: int | None, base: int) -> Iterator[Block]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -39,11 +39,6 @@ class Source:
     format: str
     size: int = 0
     modified_ns: int = 0
-
-    @property
-    def identity(self) -> list[Any]:
-        """What differs if the file has changed."""
-        return [self.path, self.format, self.size, self.modified_ns]
 
     def open(self) -> BinaryIO:
         """Open the file, decompressing if its name says that it is compressed."""
@@ -119,7 +114,8 @@ def _in_folder(filesystem: pafs.FileSystem, folder: str, name: str) -> list[str]
 def _source(path: str, input_format: str | None) -> Source:
     found = input_format or ("text" if path == STDIN else _format(path))
     if found is None:
-        raise EmbedError(f"{path}: its name does not say what it holds: use --input-format {'|'.join(_names())}")
+        names = "|".join(dict.fromkeys(FORMATS.values()))
+        raise EmbedError(f"{path}: its name does not say what it holds: use --input-format {names}")
     if path == STDIN:
         if found == "parquet":
             raise EmbedError("Parquet can't be read from standard input: give the file's name")
@@ -143,7 +139,3 @@ def _format(path: str) -> str | None:
 
 def _compression(path: str) -> str | None:
     return _COMPRESSED.get(Path(path).suffix)
-
-
-def _names() -> list[str]:
-    return list(dict.fromkeys(FORMATS.values()))

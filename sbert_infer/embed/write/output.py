@@ -128,11 +128,9 @@ class _Rows:
             if not self.has_vectors:
                 table = table.remove_column(place)
             elif self._ranges is not None:
-                table = table.set_column(place, self.column, fixed_lists(self._reduced(table)))
+                vectors = reduce_precision(vectors_of(table, self.column), self.precision, self._ranges)
+                table = table.set_column(place, self.column, fixed_lists(vectors))
             yield conform(table, self.schema)
-
-    def _reduced(self, table: pa.Table) -> Array:
-        return reduce_precision(vectors_of(table, self.column), self.precision, self._ranges)
 
     @cached_property
     def _ranges(self) -> tuple[Array, Array] | None:

@@ -1,1 +1,1 @@
-"""HTTP: connections, bodies, keys, admission and the request log."""
+"""HTTP: connections, bodies, keys, routing and the request log."""

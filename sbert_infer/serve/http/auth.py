@@ -9,10 +9,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
-from sbert_infer.serve.http.body import refuse
 from sbert_infer.serve.wire.problems import Problem
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
@@ -38,22 +36,11 @@ class Keys:
         given = _digest(_key_in(authorization))
         return any([hmac.compare_digest(given, digest) for digest in self._digests])  # noqa: C419  compare with all, in constant time
 
-
-class KeyCheck:
-    """Middleware that refuses requests without a valid key."""
-
-    def __init__(self, app: ASGIApp, keys: Keys, max_body_bytes: int) -> None:
-        self._app, self._keys, self._max_body_bytes = app, keys, max_body_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or respond 401."""
-        if self._keys.admit(scope["path"], first_header(scope["headers"], b"authorization")):
-            await self._app(scope, receive, send)
-            return
-        message = "no valid API key: send the header Authorization: Bearer KEY"
-        problem = Problem("invalid_api_key", message, headers={"www-authenticate": _CHALLENGE})
-        response = await refuse(problem, Request(scope, receive), self._max_body_bytes)
-        await response(scope, receive, send)
+    def check(self, scope: Scope) -> None:
+        """Refuse a request without a valid key."""
+        if not self.admit(scope["path"], first_header(scope["headers"], b"authorization")):
+            message = "no valid API key: send the header Authorization: Bearer KEY"
+            raise Problem("invalid_api_key", message, headers={"www-authenticate": _CHALLENGE})
 
 
 def read_keys(path: Path) -> list[str]:

@@ -10,7 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-Handler = Callable[[Request], Awaitable[Response]]
+from sbert_infer.serve.wire.problems import is_openai
+
+Handler = Callable[..., Awaitable[Response]]  # of a request, and of its body if the operation takes one
 
 TEI = "text-embeddings-inference"  # the tag of its routes
 # What can go wrong while a body is read, and while a model runs.
@@ -44,25 +46,21 @@ class Operation:
     example: Any = None  # of a body
     note: str = ""
     runs_model: bool = False  # so that it is refused while the queue is full
+    needs: str | None = None  # the kind of model without which it only refuses
 
 
 def model_operation(
     path: str,
-    tag: str,
     summary: str,
     handler: Handler,
     response: Any,
     takes: tuple[Any, ...],
-    *,
-    example: Any,
-    note: str = "",
     problems: tuple[str, ...] = (),
+    **options: Any,
 ) -> Operation:
     """Make an operation that runs a model: POST, JSON in and out, and the problems they share."""
-    problems = (*_RUNS, *problems)
-    return Operation(
-        "POST", path, tag, summary, handler, response, takes, problems, example=example, note=note, runs_model=True
-    )
+    tag, problems = "OpenAI" if is_openai(path) else TEI, (*_RUNS, *problems)
+    return Operation("POST", path, tag, summary, handler, response, takes, problems, runs_model=True, **options)
 
 
 def make_routes(operations: Iterable[Operation]) -> list[Route]:

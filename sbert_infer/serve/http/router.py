@@ -1,4 +1,4 @@
-"""From a request to its handler, and from an error to its response."""
+"""From a request to its handler, if it may pass, and from an error to its response."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from starlette.routing import Router as PatternRouter
 from starlette.types import Receive, Scope, Send
 
 from sbert_infer.errors import SbertInferError
-from sbert_infer.serve.http.body import refuse
+from sbert_infer.serve.http.auth import Keys
+from sbert_infer.serve.http.body import read_body, refuse
 from sbert_infer.serve.http.operation import Operation, make_routes
 from sbert_infer.serve.http.request_log import log_engine_error
+from sbert_infer.serve.models.registry import Models
+from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.problems import Problem, problem_of
 
 
@@ -22,28 +25,37 @@ class Router:
 
     Starlette's tries one pattern after the other and wraps each request several times, a tenth of
     what a request costs.
+
+    While every queue is full, requests for a model are refused. That comes after the check of the
+    keys, so that strangers learn nothing about the queue, and before the body is parsed, so that a
+    refusal costs little. What passes may still be refused by the engine's own queue, which knows
+    how many tokens a request has.
     """
 
-    def __init__(self, operations: Sequence[Operation], max_body_bytes: int) -> None:
-        self._handlers = {
-            (operation.method, operation.path): operation.handler
-            for operation in operations
-            if "{" not in operation.path
+    def __init__(self, operations: Sequence[Operation], models: Models, settings: Settings) -> None:
+        self._operations = {
+            (operation.method, operation.path): operation for operation in operations if "{" not in operation.path
         }
         # A redirect would go to any host that the request names.
         self._others = PatternRouter(make_routes(operations), redirect_slashes=False)
-        self._max_body_bytes = max_body_bytes
+        self._models, self._settings, self._keys = models, settings, Keys(settings.keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to a request."""
         request = Request(scope, receive)
-        handler = self._handlers.get((scope["method"], scope["path"]))
+        operation = self._operations.get((scope["method"], scope["path"]))
         try:
-            if handler is None:
+            self._keys.check(scope)
+            if operation is None:
                 scope["app"] = self  # makes Starlette raise if it finds nothing
                 await self._others(scope, receive, send)
                 return
-            response = await handler(request)
+            if operation.runs_model:
+                self._models.check_room()
+            if operation.takes:
+                response = await operation.handler(request, await read_body(request, self._settings))
+            else:
+                response = await operation.handler(request)
         except (Problem, SbertInferError, HTTPException) as error:
             response = await self._refusal(request, error)
         await response(scope, receive, send)
@@ -55,7 +67,7 @@ class Router:
         elif isinstance(error, HTTPException):
             error = _routing_problem(error, request)
         assert isinstance(error, Problem)  # noqa: S101  there is no other kind
-        return await refuse(error, request, self._max_body_bytes)
+        return await refuse(error, request, self._settings.max_body_bytes)
 
 
 def _routing_problem(error: HTTPException, request: Request) -> Problem:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sbert_infer.errors import OverloadedError, SbertInferError
+from sbert_infer.errors import SbertInferError
 from sbert_infer.serve.models.served_model import Model
 from sbert_infer.serve.settings import ModelFile, Settings
 from sbert_infer.serve.wire.problems import Problem
@@ -37,7 +37,7 @@ class Models:
     def values(self) -> dict[str, dict[str, Any]]:
         """The values that a request's fields may have with these models, as JSON schemas."""
         prompts = {name for model in self._models for name in model.engine.engine.prompts}
-        dim = max(model.engine.engine.manifest.dim for model in self._models)
+        dim = max(model.manifest.dim for model in self._models)
         return {
             "model": {} if self._any_name else {"enum": [*self._by_name, None]},
             "prompt_name": {"enum": [*sorted(prompts), None]},
@@ -51,21 +51,22 @@ class Models:
 
     def has(self, kind: str) -> bool:
         """Whether there is a model of this kind."""
-        return any(model.kind == kind for model in self._models)
+        return any(model.manifest.kind == kind for model in self._models)
 
     @property
     def ready(self) -> bool:
         """Whether requests should be sent here."""
         return not self.draining and all(model.ready for model in self._models)
 
-    def refusal(self) -> OverloadedError | None:
-        """The error that a request for one text would get now, if every model would refuse it."""
-        refusals = [model.engine.refusal() if model.is_open else None for model in self._models]
-        return refusals[0] if all(refusals) else None
+    def check_room(self) -> None:
+        """Raise the error that a request for one text would get now, if every model refuses it.
 
-    def count_refusal(self, refusal: OverloadedError) -> None:
-        """Count a request that was refused unread. Its model is unknown, so the first has it."""
-        self.first.engine.count_refusal(refusal)
+        Which model it is for is unknown, so the first counts it.
+        """
+        refusals = [refusal for model in self._models if model.is_open and (refusal := model.engine.refusal())]
+        if len(refusals) == len(self._models):
+            self.first.engine.count_refusal(refusals[0])
+            raise refusals[0]
 
     async def open(self) -> None:
         """Open all models, one after the other."""
@@ -91,7 +92,7 @@ class Models:
         """The model of this name; by default the first of this kind, or else the first of all."""
         if name is not None:
             return self.get(name)
-        return next((model for model in self._models if model.kind == kind), self.first)
+        return next((model for model in self._models if model.manifest.kind == kind), self.first)
 
     @property
     def reloading(self) -> bool:
@@ -123,9 +124,9 @@ class Models:
 
     def _add_own_names(self) -> None:
         """Also serve each model under the name it was exported with, if no other has that name."""
-        own = Counter(model.engine.engine.manifest.name for model in self._models)
+        own = Counter(model.manifest.name for model in self._models)
         for model in self._models:
-            name = model.engine.engine.manifest.name
+            name = model.manifest.name
             if own[name] == 1 and name not in self._by_name:
                 self._by_name[name] = model
                 model.names.append(name)

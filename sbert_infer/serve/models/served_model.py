@@ -6,21 +6,18 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import tokenizers
 
 from sbert_infer._util.threads import in_daemon_thread
-from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, TOKENS
+from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, Manifest
 from sbert_infer.async_engine import AsyncEngine
-from sbert_infer.errors import CallTooLargeError
 from sbert_infer.scheduling.stats import AsyncStats
 from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.problems import Problem
-from sbert_infer.types import Encoded, Observe, OnTruncate, Pair, Side
+from sbert_infer.types import Observe
 
 _COUNTS = ("requests", "texts", "tokens", "truncated", "batches", "batch_tokens", "padded_tokens", "restarts")
 
@@ -32,24 +29,6 @@ _KINDS = {
 _CLOSE_S = 2.0  # to free memory once calls have ended
 _WARM_S = 600.0  # for the first texts, whatever the timeout of a request
 
-# In one response with token vectors: some 50 MB of JSON.
-_MAX_TOKEN_NUMBERS = 2**22
-
-
-class RequestOptions(NamedTuple):
-    """The options of a request for vectors."""
-
-    normalize: bool = False
-    truncate: bool = False
-    dimensions: int | None = None
-    prompt_name: str | None = None
-    side: Side | None = None  # where long texts are cut; None: where the model was trained to
-
-    @property
-    def on_truncate(self) -> OnTruncate:
-        """The value of the engine's `on_truncate`."""
-        return "ignore" if self.truncate else "error"
-
 
 class Model:
     """One artifact and its engine, which may be replaced while calls run."""
@@ -58,7 +37,7 @@ class Model:
         self.name, self.path = name, path
         self.names = [name]  # under which it is served
         self.created = int(time.time())
-        self._settings, self._observe = settings, observe
+        self.settings, self._observe = settings, observe
         self._engine: AsyncEngine | None = None
         self._tokenizer: tuple[AsyncEngine, tokenizers.Tokenizer] | None = None  # of that engine
         self._leaving: set[AsyncEngine] = set()  # replaced, with calls still to end
@@ -86,12 +65,7 @@ class Model:
     @property
     def max_batch_tokens(self) -> int:
         """Tokens that may run together."""
-        return self._settings.max_batch_tokens or int(self.engine.engine.info["max_batch_tokens"])
-
-    @property
-    def max_queue_tokens(self) -> int:
-        """Tokens that may wait."""
-        return self._settings.max_queue_tokens
+        return self.settings.max_batch_tokens or int(self.engine.engine.info["max_batch_tokens"])
 
     async def open(self) -> None:
         """Open the file as it is now, for all new calls. If it can't be served, nothing changes."""
@@ -104,84 +78,15 @@ class Model:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def encode(self, texts: Sequence[str], options: RequestOptions) -> Encoded:
-        """Encode texts. No await comes before the engine's call, or a reload could lose it."""
-        self.require(ENCODER)
-        with _plain_problems:
-            return await self.engine.encode_counted(
-                texts,
-                options.prompt_name,
-                normalize_embeddings=options.normalize,
-                truncate_dim=options.dimensions,
-                on_truncate=options.on_truncate,
-                truncation_side=options.side,
-            )
-
-    async def encode_tokens(self, ids: Sequence[Sequence[int]], options: RequestOptions) -> Encoded:
-        """Encode texts that are given as ids of the model's own tokenizer."""
-        self.require(ENCODER)
-        with _plain_problems:
-            return await self.engine.encode_tokens(
-                ids,
-                normalize_embeddings=options.normalize,
-                truncate_dim=options.dimensions,
-                on_truncate=options.on_truncate,
-                truncation_side=options.side,
-            )
-
-    async def token_vectors(self, texts: Sequence[str], options: RequestOptions) -> Encoded:
-        """Encode each token of each text."""
-        self.require(ENCODER)
-        manifest = self.engine.engine.manifest
-        if TOKENS not in manifest.outputs or self.engine.engine.device != "cpu":
-            raise Problem(
-                "not_supported",
-                f"model {self.name} was exported without token outputs, or is not on the CPU: use /embed",
-            )
-        with _plain_problems:
-            return await self.engine.token_vectors(
-                texts,
-                options.prompt_name,
-                on_truncate=options.on_truncate,
-                truncation_side=options.side,
-                max_tokens=_MAX_TOKEN_NUMBERS // manifest.dim,
-            )
-
-    async def encode_sparse(self, texts: Sequence[str], options: RequestOptions) -> Encoded:
-        """Encode texts with a sparse encoder. As in `encode`, no await comes before the call."""
-        self.require(SPARSE_ENCODER)
-        with _plain_problems:
-            return await self.engine.encode_sparse(
-                texts, options.prompt_name, on_truncate=options.on_truncate, truncation_side=options.side
-            )
-
-    async def predict(self, pairs: Sequence[Pair], options: RequestOptions) -> Encoded:
-        """Score pairs, without activation. As in `encode`, no await comes before the call."""
-        self.require(RERANKER)
-        with _plain_problems:
-            return await self.engine.predict_counted(
-                pairs, on_truncate=options.on_truncate, truncation_side=options.side
-            )
-
     @property
-    def kind(self) -> str:
-        """A sentence encoder, a sparse encoder or a reranker."""
-        return self.engine.engine.manifest.kind
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The labels of a reranker's scores."""
-        return self.engine.engine.manifest.labels
+    def manifest(self) -> Manifest:
+        """What the artifact says about itself."""
+        return self.engine.engine.manifest
 
     def require(self, kind: str) -> None:
         """Raise a problem if the model is of another kind."""
-        if self.kind != kind:
-            raise Problem("not_supported", f"model {self.name} is {_KINDS[self.kind]}")
-
-    @property
-    def similarity(self) -> str:
-        """The similarity that its vectors were trained for."""
-        return self.engine.engine.manifest.similarity
+        if self.manifest.kind != kind:
+            raise Problem("not_supported", f"model {self.name} is {_KINDS[self.manifest.kind]}")
 
     @property
     def tokenizer(self) -> tokenizers.Tokenizer:
@@ -193,25 +98,15 @@ class Model:
             self._tokenizer = known = engine, tokenizer
         return known[1]
 
-    def prompt(self, name: str | None) -> str:
-        """The prompt of this name, which must exist (see `check`), or none."""
-        return "" if name is None else self.engine.engine.prompts[name]
-
-    def check(self, options: RequestOptions) -> None:
+    def check(self, prompt_name: str | None, dimensions: int | None = None) -> None:
         """Raise a problem for options that this model does not have."""
-        prompts, dim = self.engine.engine.prompts, self.engine.engine.manifest.dim
-        if options.prompt_name is not None and options.prompt_name not in prompts:
-            message = (
-                f"model {self.name} has no prompt {options.prompt_name!r}, only: {', '.join(sorted(prompts)) or 'none'}"
-            )
+        prompts, dim = self.engine.engine.prompts, self.manifest.dim
+        if prompt_name is not None and prompt_name not in prompts:
+            message = f"model {self.name} has no prompt {prompt_name!r}, only: {', '.join(sorted(prompts)) or 'none'}"
             raise Problem("invalid_request", message, param="prompt_name")
-        if options.dimensions is not None and options.dimensions > dim:
-            message = f"dimensions must be at most {dim} with model {self.name}, got {options.dimensions:g}"
+        if dimensions is not None and dimensions > dim:
+            message = f"dimensions must be at most {dim} with model {self.name}, got {dimensions:g}"
             raise Problem("invalid_request", message, param="dimensions")
-
-    def stats(self) -> AsyncStats:
-        """Counters and gauges of the current engine."""
-        return self.engine.stats()
 
     def counts(self) -> tuple[Counter[str], Counter[str]]:
         """Counts since the start over all engines, and those of errors by the exception's name."""
@@ -227,7 +122,7 @@ class Model:
             await asyncio.wait([*leaving, *self._tasks], timeout=drain_s + _CLOSE_S)
 
     async def _open_warm(self) -> AsyncEngine:
-        settings, is_warm = self._settings, threading.Event()
+        settings, is_warm = self.settings, threading.Event()
 
         def observe(name: str, value: float) -> None:
             if is_warm.is_set():
@@ -261,7 +156,7 @@ class Model:
         return engine
 
     async def _retire(self, engine: AsyncEngine) -> None:
-        await engine.close(max(self._settings.drain_s, self._settings.timeout_s))
+        await engine.close(max(self.settings.drain_s, self.settings.timeout_s))
         _add_counts(engine.stats(), self._past, self._past_errors)
         self._leaving.discard(engine)
 
@@ -275,21 +170,6 @@ async def _run_once(engine: AsyncEngine) -> None:
         await engine.encode_sparse([text], on_truncate="ignore", timeout_s=_WARM_S)
     else:
         await engine.encode(text, on_truncate="ignore", timeout_s=_WARM_S)
-
-
-class _PlainProblems:
-    """A context that turns an engine's `ValueError` into a problem. A generator costs more."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ValueError):
-            code = "too_many_inputs" if isinstance(error, CallTooLargeError) else "invalid_request"
-            raise Problem(code, str(error), param="input") from None
-
-
-_plain_problems = _PlainProblems()
 
 
 def _add_counts(stats: AsyncStats, total: Counter[str], errors: Counter[str]) -> None:

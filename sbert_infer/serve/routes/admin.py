@@ -85,7 +85,7 @@ class Admin:
         if self._models.reloading:
             raise Problem("reload_failed", "a reload is in progress: wait for it to end")
         await self._models.reload(self._metrics.count_reload)
-        done = [Reloaded(model.name, model.engine.engine.manifest.weights_sha256) for model in self._models]
+        done = [Reloaded(model.name, model.manifest.weights_sha256) for model in self._models]
         return json_response(Reload(done))
 
     @staticmethod

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from starlette.requests import Request
 
+from sbert_infer.artifact.manifest import ENCODER
+from sbert_infer.errors import CallTooLargeError
 from sbert_infer.serve.http.body import decode, while_connected
 from sbert_infer.serve.http.request_log import record_of
-from sbert_infer.serve.models.served_model import Model, RequestOptions
+from sbert_infer.serve.models.registry import Models
+from sbert_infer.serve.models.served_model import Model
 from sbert_infer.serve.settings import MAX_INPUTS, Settings
 from sbert_infer.serve.wire.problems import Problem
-from sbert_infer.serve.wire.schemas import Direction
-from sbert_infer.types import Encoded, Side
+from sbert_infer.serve.wire.schemas import TextsRequest, Truncating
+from sbert_infer.types import Encoded, OnTruncate, Side
 
 Inputs = str | Sequence[str] | Sequence[int | list[int]]
 Texts = TypeVar("Texts")
@@ -33,6 +36,20 @@ _MAX_CHARACTERS = 2**20
 _IDS = re.compile(rb'"inputs?"\s*:\s*\[(\s*\[\s*\]\s*,){0,16}\s*(\[\s*)?-?\d')
 
 
+class Truncation(TypedDict):
+    """Arguments of all calls of an engine: what to do with texts over the model's limit."""
+
+    on_truncate: OnTruncate
+    truncation_side: Side | None  # None: where the model was trained to cut
+
+
+class DenseOptions(Truncation):
+    """Arguments of the calls for dense vectors."""
+
+    normalize_embeddings: bool
+    truncate_dim: int | None
+
+
 def decode_inputs(body: bytes, texts: type[Texts], ids: type[Ids], allow_token_ids: bool) -> Texts | Ids:
     """Decode a body that holds texts or token ids."""
     try:
@@ -47,24 +64,34 @@ def decode_inputs(body: bytes, texts: type[Texts], ids: type[Ids], allow_token_i
     return decode(body, ids)
 
 
-async def encode(request: Request, model: Model, inputs: Inputs, options: RequestOptions) -> Encoded:
+async def encode(
+    request: Request, model: Model, inputs: Inputs, prompt_name: str | None, options: DenseOptions
+) -> Encoded:
     """Encode a request's texts or token ids to vectors, [texts, dim]."""
-    model.check(options)
+    model.require(ENCODER)
+    model.check(prompt_name, options["truncate_dim"])
     if isinstance(inputs, str):
         inputs = [inputs]
     if isinstance(inputs[0], str):
         texts = [text for text in inputs if isinstance(text, str)]
         check_sizes(texts)
-        return await run_model(request, len(texts), model.encode(texts, options))
-    ids = _id_lists(inputs, options)
-    return await run_model(request, len(ids), model.encode_tokens(ids, options))
+        return await run_model(request, len(texts), model.engine.encode_counted(texts, prompt_name, **options))
+    ids = _id_lists(inputs, prompt_name)
+    return await run_model(request, len(ids), model.engine.encode_tokens(ids, **options))
 
 
 async def run_model(request: Request, texts: int, work: Coroutine[Any, Any, Encoded]) -> Encoded:
-    """Await a model's work, cancelled if the client leaves, and note its size for the log."""
+    """Await a call of an engine, cancelled if the client leaves, and note its size for the log.
+
+    No other await may come between looking up the engine and this, or a reload could lose the call.
+    """
     record = record_of(request)
     record.texts = texts
-    result = await while_connected(request, work)
+    try:
+        result = await while_connected(request, work)
+    except ValueError as error:
+        code = "too_many_inputs" if isinstance(error, CallTooLargeError) else "invalid_request"
+        raise Problem(code, str(error), param="input") from None
     record.tokens = result.tokens
     return result
 
@@ -79,30 +106,23 @@ def whole(number: float | None) -> int | None:
     return None if number is None else int(number)
 
 
-class _Truncating(Protocol):
-    truncate: bool | None
-    truncation_direction: Direction | None
-
-
-def tei_options(
-    asked: _Truncating,
-    settings: Settings,
-    *,
-    prompt_name: str | None = None,
-    normalize: bool = False,
-    dimensions: int | None = None,
-) -> RequestOptions:
-    """The options of a request in TEI's dialect, truncation included."""
+def truncation(asked: Truncating, settings: Settings) -> Truncation:
+    """What a request in TEI's dialect says about truncation."""
     truncate = settings.auto_truncate if asked.truncate is None else asked.truncate
     side: Side | None = None
     if asked.truncation_direction is not None:
         side = "left" if asked.truncation_direction.lower() == "left" else "right"
-    return RequestOptions(normalize, truncate, dimensions, prompt_name, side)
+    return {"on_truncate": "ignore" if truncate else "error", "truncation_side": side}
 
 
-def as_list(inputs: str | list[str]) -> list[str]:
-    """One text or several, as a list."""
-    return [inputs] if isinstance(inputs, str) else inputs
+def texts_for(asked: TextsRequest, models: Models, kind: str) -> tuple[Model, list[str]]:
+    """The model of this kind that a request is for, and its texts. Both are checked."""
+    model = models.find(asked.model, kind)
+    model.require(kind)
+    model.check(asked.prompt_name)
+    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+    check_sizes(texts)
+    return model, texts
 
 
 def check_sizes(texts: Sequence[str]) -> None:
@@ -113,8 +133,8 @@ def check_sizes(texts: Sequence[str]) -> None:
             raise Problem("context_length_exceeded", message, param="input")
 
 
-def _id_lists(inputs: Sequence[object], options: RequestOptions) -> list[list[int]]:
-    if options.prompt_name is not None:
+def _id_lists(inputs: Sequence[object], prompt_name: str | None) -> list[list[int]]:
+    if prompt_name is not None:
         raise Problem("invalid_request", "prompt_name is for texts, not for token ids", param="prompt_name")
     lists = [item for item in inputs if isinstance(item, list)]
     if not lists:

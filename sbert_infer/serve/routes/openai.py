@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sbert_infer.serve.http.body import read_body
 from sbert_infer.serve.http.operation import Operation, model_operation
 from sbert_infer.serve.models.registry import Models
-from sbert_infer.serve.models.served_model import Model, RequestOptions
-from sbert_infer.serve.routes.handle import decode_inputs, encode, truncation_headers, whole
+from sbert_infer.serve.models.served_model import Model
+from sbert_infer.serve.routes.handle import DenseOptions, decode_inputs, encode, truncation, truncation_headers, whole
 from sbert_infer.serve.settings import Settings
-from sbert_infer.serve.wire.responses import as_numbers, json_array, json_response
+from sbert_infer.serve.wire.responses import Vectors, as_numbers, json_array, json_response
 from sbert_infer.serve.wire.schemas import (
     Embedding,
     EmbeddingList,
@@ -21,10 +19,9 @@ from sbert_infer.serve.wire.schemas import (
     ModelList,
     OpenAIModel,
     TokenEmbeddingRequest,
+    Truncating,
     Usage,
 )
-
-Vectors = npt.NDArray[np.float32]
 
 
 class OpenAI:
@@ -39,7 +36,6 @@ class OpenAI:
         return [
             model_operation(
                 "/v1/embeddings",
-                "OpenAI",
                 "Embed texts",
                 self.embeddings,
                 EmbeddingList,
@@ -61,18 +57,16 @@ class OpenAI:
             ),
         ]
 
-    async def embeddings(self, request: Request) -> Response:
+    async def embeddings(self, request: Request, body: bytes) -> Response:
         """Embed texts."""
-        body = await read_body(request, self._settings)
         asked = decode_inputs(body, EmbeddingRequest, TokenEmbeddingRequest, self._settings.allow_token_ids)
         model = self._models.get(asked.model)
-        options = RequestOptions(
-            normalize=model.similarity == "cosine" or asked.dimensions is not None,
-            truncate=self._settings.auto_truncate,
-            dimensions=whole(asked.dimensions),
-            prompt_name=asked.prompt_name,
+        options = DenseOptions(
+            normalize_embeddings=model.manifest.similarity == "cosine" or asked.dimensions is not None,
+            truncate_dim=whole(asked.dimensions),
+            **truncation(Truncating(), self._settings),  # OpenAI has no field for it
         )
-        encoded = await encode(request, model, asked.input, options)
+        encoded = await encode(request, model, asked.input, asked.prompt_name, options)
         data = await json_array(encoded.vectors, _base64 if asked.encoding_format == "base64" else _numbers)
         usage = Usage(encoded.tokens, encoded.tokens)
         content = EmbeddingList(data, model.name, usage)  # type: ignore[arg-type]  # `data` is encoded already

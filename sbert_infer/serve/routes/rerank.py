@@ -11,11 +11,11 @@ from starlette.responses import Response
 
 from sbert_infer.artifact.manifest import RERANKER
 from sbert_infer.reranker import activate, softmax
-from sbert_infer.serve.http.body import decode, read_body
-from sbert_infer.serve.http.operation import TEI, Operation, model_operation
+from sbert_infer.serve.http.body import decode
+from sbert_infer.serve.http.operation import Operation, model_operation
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
-from sbert_infer.serve.routes.handle import check_sizes, run_model, tei_options, truncation_headers
+from sbert_infer.serve.routes.handle import check_sizes, run_model, truncation, truncation_headers
 from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.serve.wire.responses import as_numbers, json_response
@@ -36,36 +36,32 @@ class Reranking:
         return [
             model_operation(
                 "/rerank",
-                TEI,
                 "Sort texts by a query",
                 self.rerank,
                 list[Rank],
                 (RerankRequest,),
                 example={"query": "Who sat on the mat?", "texts": ["A cat sat on the mat.", "Rain falls."]},
                 note="For rerankers with one label. The best text first; scores from 0 to 1 unless `raw_scores`.",
+                needs=RERANKER,
             ),
             model_operation(
                 "/predict",
-                TEI,
                 "Score pairs of texts",
                 self.predict,
                 list[Prediction | list[Prediction]],
                 (PredictRequest,),
                 example={"inputs": [["Who sat on the mat?", "A cat sat on the mat."]]},
                 note="For rerankers. One pair, or a list of pairs; for each, the likeliest label first.",
+                needs=RERANKER,
             ),
         ]
 
-    async def rerank(self, request: Request) -> Response:
+    async def rerank(self, request: Request, body: bytes) -> Response:
         """Sort texts by their score with a query."""
-        return await self.rerank_body(request, await read_body(request, self._settings))
-
-    async def rerank_body(self, request: Request, body: bytes) -> Response:
-        """As `rerank`, for a body that was read."""
         asked = decode(body, RerankRequest)
         model = self._models.find(asked.model, RERANKER)
-        if model.kind == RERANKER and len(model.labels) > 1:
-            raise Problem("not_supported", f"model {model.name} has {len(model.labels)} labels: use /predict")
+        if (labels := len(model.manifest.labels)) > 1:
+            raise Problem("not_supported", f"model {model.name} has {labels} labels: use /predict")
         scored = await self._score(request, model, [(asked.query, text) for text in asked.texts], asked)
         scores = _activated(scored.vectors, asked.raw_scores)[:, 0]
         numbers = as_numbers(scores[:, None])
@@ -73,22 +69,24 @@ class Reranking:
         order = np.argsort(-scores, kind="stable").tolist()
         return json_response([Rank(i, numbers[i][0], texts[i]) for i in order], truncation_headers(scored))
 
-    async def predict(self, request: Request) -> Response:
+    async def predict(self, request: Request, body: bytes) -> Response:
         """Score pairs."""
-        asked = decode(await read_body(request, self._settings), PredictRequest)
+        asked = decode(body, PredictRequest)
         model = self._models.find(asked.model, RERANKER)
         pairs, single = _pairs(asked.inputs)
         scored = await self._score(request, model, pairs, asked)
         rows = as_numbers(_activated(scored.vectors, asked.raw_scores))
-        labels = [sorted(map(Prediction, row, model.labels), key=lambda item: -item.score) for row in rows]
+        labels = [sorted(map(Prediction, row, model.manifest.labels), key=lambda item: -item.score) for row in rows]
         return json_response(labels[0] if single else labels, truncation_headers(scored))
 
     async def _score(
         self, request: Request, model: Model, pairs: list[Pair], asked: RerankRequest | PredictRequest
     ) -> Encoded:
         """The scores before the activation, [pairs, labels]."""
+        model.require(RERANKER)
         check_sizes([max(pair, key=len) for pair in pairs])
-        return await run_model(request, len(pairs), model.predict(pairs, tei_options(asked, self._settings)))
+        work = model.engine.predict_counted(pairs, **truncation(asked, self._settings))
+        return await run_model(request, len(pairs), work)
 
 
 def _activated(scores: Scores, raw: bool) -> Scores:

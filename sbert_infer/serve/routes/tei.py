@@ -1,4 +1,4 @@
-"""The routes of text-embeddings-inference for sentence encoders, POST /, /tokenize and /info."""
+"""The routes of text-embeddings-inference, except those that are for rerankers only."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sbert_infer import __version__
-from sbert_infer.artifact.manifest import ENCODER, RERANKER
-from sbert_infer.serve.http.body import decode, read_body, while_connected
+from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, TOKENS
+from sbert_infer.serve.http.body import decode, while_connected
 from sbert_infer.serve.http.operation import READS, TEI, Operation, model_operation
 from sbert_infer.serve.models.registry import Models
-from sbert_infer.serve.models.served_model import Model, RequestOptions
+from sbert_infer.serve.models.served_model import Model
 from sbert_infer.serve.routes.handle import (
-    as_list,
-    check_sizes,
+    DenseOptions,
     decode_inputs,
     encode,
     run_model,
-    tei_options,
+    texts_for,
+    truncation,
     truncation_headers,
     whole,
 )
 from sbert_infer.serve.routes.rerank import Reranking
 from sbert_infer.serve.settings import MAX_INPUTS, Settings
 from sbert_infer.serve.wire.problems import Problem
-from sbert_infer.serve.wire.responses import as_numbers, json_array, json_response
+from sbert_infer.serve.wire.responses import as_numbers, json_array, json_response, sparse_json_array
 from sbert_infer.serve.wire.schemas import (
     EmbedAllRequest,
     EmbedRequest,
+    EmbedSparseRequest,
     Info,
     ModelCard,
     Rank,
@@ -39,6 +40,7 @@ from sbert_infer.serve.wire.schemas import (
     RootRequest,
     SimilarityOptions,
     SimilarityRequest,
+    SparseValue,
     Token,
     TokenEmbedRequest,
     TokenizeRequest,
@@ -49,7 +51,9 @@ from sbert_infer.types import Encoded
 # To tokenize in one request: each token takes some 60 bytes of the response, and 500 of memory
 # until it is sent.
 _MAX_CHARACTERS = 2**17
+_MAX_TOKEN_NUMBERS = 2**22  # in one response with token vectors: some 50 MB of JSON
 
+_REFUSED = ("token_ids_refused",)
 _TEXTS = {"inputs": ["A cat sat.", "A feline was sitting."]}
 _PAIR = {"inputs": {"source_sentence": "A cat sat.", "sentences": ["A feline was sitting.", "Rain falls."]}}
 
@@ -66,18 +70,10 @@ class Tei:
         """The operations on these routes."""
         return [
             model_operation(
-                "/embed",
-                TEI,
-                "Embed texts",
-                self.embed,
-                list[list[float]],
-                self._takes,
-                example=_TEXTS,
-                problems=("token_ids_refused",),
+                "/embed", "Embed texts", self.embed, list[list[float]], self._takes, _REFUSED, example=_TEXTS
             ),
             model_operation(
                 "/embed_all",
-                TEI,
                 "Embed each token",
                 self.embed_all,
                 list[list[list[float]]],
@@ -87,13 +83,22 @@ class Tei:
             ),
             model_operation(
                 "/similarity",
-                TEI,
                 "Compare a sentence with others",
                 self.similarity,
                 list[float],
                 (SimilarityRequest,),
                 example=_PAIR,
                 note="Cosine similarity.",
+            ),
+            model_operation(
+                "/embed_sparse",
+                "Embed texts as sparse vectors",
+                self.embed_sparse,
+                list[list[SparseValue]],
+                (EmbedSparseRequest,),
+                example=_TEXTS,
+                note="For sparse encoders (SPLADE): for each text the dimensions that are not zero, ascending.",
+                needs=SPARSE_ENCODER,
             ),
             *self._other_operations(),
         ]
@@ -115,57 +120,83 @@ class Tei:
             ),
             model_operation(
                 "/",
-                TEI,
                 "Embed or compare",
                 self.root,
                 list[list[float] | float | Rank] if ranks else list[list[float] | float],
                 (*self._takes, SimilarityRequest, *((RerankRequest,) if ranks else ())),
+                _REFUSED,
                 example=_TEXTS,
                 note="For huggingface_hub: as `/embed`, or as `/similarity` if `inputs` has a `source_sentence`.",
-                problems=("token_ids_refused",),
             ),
             Operation("GET", "/info", TEI, "What is served", self.info, Info),
         ]
 
-    async def embed(self, request: Request) -> Response:
+    async def embed(self, request: Request, body: bytes) -> Response:
         """Embed texts."""
-        return await self._embed(request, await read_body(request, self._settings))
-
-    async def embed_all(self, request: Request) -> Response:
-        """Embed each token of each text."""
-        asked = decode(await read_body(request, self._settings), EmbedAllRequest)
+        asked = decode_inputs(body, EmbedRequest, TokenEmbedRequest, self._settings.allow_token_ids)
+        options = DenseOptions(
+            normalize_embeddings=asked.normalize is not False,
+            truncate_dim=whole(asked.dimensions),
+            **truncation(asked, self._settings),
+        )
         model = self._models.find(asked.model, ENCODER)
-        options = tei_options(asked, self._settings, prompt_name=asked.prompt_name)
-        model.check(options)
-        texts = as_list(asked.inputs)
-        check_sizes(texts)
-        found = await run_model(request, len(texts), model.token_vectors(texts, options))
+        encoded = await encode(request, model, asked.inputs, asked.prompt_name, options)
+        rows = await json_array(encoded.vectors, lambda start, vectors: list(as_numbers(vectors)))
+        return json_response(rows, truncation_headers(encoded))
+
+    async def embed_all(self, request: Request, body: bytes) -> Response:
+        """Embed each token of each text."""
+        asked = decode(body, EmbedAllRequest)
+        model, texts = texts_for(asked, self._models, ENCODER)
+        if TOKENS not in model.manifest.outputs or model.engine.engine.device != "cpu":
+            message = f"model {model.name} was exported without token outputs, or is not on the CPU: use /embed"
+            raise Problem("not_supported", message)
+        work = model.engine.token_vectors(
+            texts,
+            asked.prompt_name,
+            max_tokens=_MAX_TOKEN_NUMBERS // model.manifest.dim,
+            **truncation(asked, self._settings),
+        )
+        found = await run_model(request, len(texts), work)
         rows = [await json_array(vectors, lambda start, some: list(as_numbers(some))) for vectors in found.vectors]
         return json_response(rows, truncation_headers(found))
 
-    async def similarity(self, request: Request) -> Response:
-        """Compare a sentence with others."""
-        return await self._similarity(request, await read_body(request, self._settings))
+    async def embed_sparse(self, request: Request, body: bytes) -> Response:
+        """Embed texts as sparse vectors."""
+        asked = decode(body, EmbedSparseRequest)
+        model, texts = texts_for(asked, self._models, SPARSE_ENCODER)
+        work = model.engine.encode_sparse(texts, asked.prompt_name, **truncation(asked, self._settings))
+        encoded = await run_model(request, len(texts), work)
+        return json_response(await sparse_json_array(encoded.vectors), truncation_headers(encoded))
 
-    async def root(self, request: Request) -> Response:
+    async def similarity(self, request: Request, body: bytes) -> Response:
+        """Compare a sentence with others."""
+        asked = decode(body, SimilarityRequest)
+        parameters = asked.parameters or SimilarityOptions()
+        options = DenseOptions(normalize_embeddings=True, truncate_dim=None, **truncation(parameters, self._settings))
+        texts = [asked.inputs.source_sentence, *asked.inputs.sentences]
+        model = self._models.find(asked.model, ENCODER)
+        encoded = await encode(request, model, texts, parameters.prompt_name, options)
+        return json_response(_cosines(encoded), truncation_headers(encoded))
+
+    async def root(self, request: Request, body: bytes) -> Response:
         """Embed, compare or sort, depending on the body's fields."""
-        body = await read_body(request, self._settings)
         root = decode(body, RootRequest)
         if bytes(root.query):
-            return await self._reranking.rerank_body(request, body)
+            return await self._reranking.rerank(request, body)
         if bytes(root.inputs).startswith(b"{"):
-            return await self._similarity(request, body)
-        return await self._embed(request, body)
+            return await self.similarity(request, body)
+        return await self.embed(request, body)
 
-    async def tokenize(self, request: Request) -> Response:
+    async def tokenize(self, request: Request, body: bytes) -> Response:
         """Tokenize texts, without truncation."""
-        asked = decode(await read_body(request, self._settings), TokenizeRequest)
+        asked = decode(body, TokenizeRequest)
         model = self._models.find(asked.model, ENCODER)
-        model.check(RequestOptions(prompt_name=asked.prompt_name))
-        texts = as_list(asked.inputs)
+        model.check(asked.prompt_name)
+        texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
         if sum(map(len, texts)) > _MAX_CHARACTERS:
             raise Problem("body_too_large", f"at most {_MAX_CHARACTERS} characters are tokenized in one request")
-        prompt = model.prompt(asked.prompt_name)
+        prompt = "" if asked.prompt_name is None else model.engine.engine.prompts[asked.prompt_name]
         work = asyncio.to_thread(_tokenize, model, [prompt + text for text in texts], asked.add_special_tokens)
         return Response(await while_connected(request, work), media_type="application/json")
 
@@ -187,34 +218,13 @@ class Tei:
         )
         return json_response(info)
 
-    async def _embed(self, request: Request, body: bytes) -> Response:
-        asked = decode_inputs(body, EmbedRequest, TokenEmbedRequest, self._settings.allow_token_ids)
-        options = tei_options(
-            asked,
-            self._settings,
-            prompt_name=asked.prompt_name,
-            normalize=asked.normalize is not False,
-            dimensions=whole(asked.dimensions),
-        )
-        encoded = await encode(request, self._models.find(asked.model, ENCODER), asked.inputs, options)
-        rows = await json_array(encoded.vectors, lambda start, vectors: list(as_numbers(vectors)))
-        return json_response(rows, truncation_headers(encoded))
-
-    async def _similarity(self, request: Request, body: bytes) -> Response:
-        asked = decode(body, SimilarityRequest)
-        parameters = asked.parameters or SimilarityOptions()
-        options = tei_options(parameters, self._settings, prompt_name=parameters.prompt_name, normalize=True)
-        texts = [asked.inputs.source_sentence, *asked.inputs.sentences]
-        encoded = await encode(request, self._models.find(asked.model, ENCODER), texts, options)
-        return json_response(_cosines(encoded), truncation_headers(encoded))
-
 
 def _card(model: Model) -> ModelCard:
     """What there is to know about a model as it runs now."""
-    manifest, info = model.engine.engine.manifest, model.engine.engine.info
+    manifest, info = model.manifest, model.engine.engine.info
     return ModelCard(
         name=model.name,
-        kind=model.kind,
+        kind=manifest.kind,
         names=model.names,
         file=model.path.name,
         ready=model.ready,
@@ -239,11 +249,11 @@ def _card(model: Model) -> ModelCard:
 
 def _model_type(model: Model) -> dict[str, dict[str, Any]]:
     """The kind of a model, as text-embeddings-inference describes it."""
-    if model.kind == RERANKER:
-        names = {str(index): label for index, label in enumerate(model.labels)}
-        ids = {label: index for index, label in enumerate(model.labels)}
+    if model.manifest.kind == RERANKER:
+        names = {str(index): label for index, label in enumerate(model.manifest.labels)}
+        ids = {label: index for index, label in enumerate(model.manifest.labels)}
         return {"reranker" if len(names) == 1 else "classifier": {"id2label": names, "label2id": ids}}
-    return {"embedding": {"pooling": "+".join(model.engine.engine.manifest.pooling)}}
+    return {"embedding": {"pooling": "+".join(model.manifest.pooling)}}
 
 
 def _cosines(encoded: Encoded) -> list[float]:

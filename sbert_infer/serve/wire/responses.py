@@ -10,10 +10,16 @@ import numpy as np
 import numpy.typing as npt
 from starlette.responses import Response
 
+from sbert_infer.encode.sparse import SparseRows
+from sbert_infer.serve.wire.problems import Problem
+from sbert_infer.serve.wire.schemas import SparseValue
+
 Vectors = npt.NDArray[np.float32]
 
 _encoder = msgspec.json.Encoder()
 _PIECE_NUMBERS = 64 * 384  # some 3 ms
+_PIECE_SPARSE_NUMBERS = 8192  # some 3 ms
+_MAX_SPARSE_NUMBERS = 2**21  # in one response: some 60 MB of JSON. Trained models give a few hundred per text
 _DIGITS = 9  # enough to tell every float32 from its neighbours
 
 
@@ -41,6 +47,24 @@ async def json_array(vectors: Vectors, items: Callable[[int, Vectors], list[obje
         if start:
             await asyncio.sleep(0)
         pieces.append(_encoder.encode(items(start, vectors[start : start + rows]))[1:-1])
+    return msgspec.Raw(b"[" + b",".join(pieces) + b"]")
+
+
+async def sparse_json_array(rows: SparseRows) -> msgspec.Raw:
+    """Encode sparse vectors as a JSON array of lists of `SparseValue`."""
+    if (numbers := sum(len(values) for _, values in rows)) > _MAX_SPARSE_NUMBERS:
+        message = (
+            f"the vectors have {numbers} active dimensions, at most {_MAX_SPARSE_NUMBERS} are sent at once: send fewer"
+        )
+        raise Problem("too_many_inputs", message, param="inputs")
+    pieces, size = [], 0
+    for dims, values in rows:
+        size += len(dims)
+        if size > _PIECE_SPARSE_NUMBERS:
+            await asyncio.sleep(0)
+            size = 0
+        numbered = zip(dims.tolist(), as_numbers(values[None])[0], strict=True)
+        pieces.append(_encoder.encode([SparseValue(index, value) for index, value in numbered]))
     return msgspec.Raw(b"[" + b",".join(pieces) + b"]")
 
 

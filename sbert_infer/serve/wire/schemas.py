@@ -115,12 +115,17 @@ class OpenAIErrorBody(Struct):
 # text-embeddings-inference ------------------------------------------------------------------------
 
 
-class TextsRequest(Struct, forbid_unknown_fields=True):
+class Truncating(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What to do with texts over the model's limit."""
+
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+
+
+class TextsRequest(Truncating):
     """What requests to embed texts have in common. `model` is ours."""
 
     inputs: Text | FilledTexts
-    truncate: bool | None = None
-    truncation_direction: Direction | None = None
     prompt_name: PromptName | None = None
     model: ModelName | None = None
 
@@ -153,11 +158,9 @@ class SimilarityInputs(Struct, forbid_unknown_fields=True):
     sentences: Annotated[list[Text], Meta(min_length=1, max_length=MAX_INPUTS - 1)]
 
 
-class SimilarityOptions(Struct, forbid_unknown_fields=True):
+class SimilarityOptions(Truncating):
     """As in `/embed`."""
 
-    truncate: bool | None = None
-    truncation_direction: Direction | None = None
     prompt_name: PromptName | None = None
 
 
@@ -176,15 +179,13 @@ class RootRequest(Struct):
     query: Raw = Raw(b"")
 
 
-class RerankRequest(Struct, forbid_unknown_fields=True):
+class RerankRequest(Truncating):
     """A request to sort texts. Scores are from 0 to 1, or the model's own with `raw_scores`."""
 
     query: Text
     texts: Texts
     raw_scores: bool = False
     return_text: bool = False
-    truncate: bool | None = None
-    truncation_direction: Direction | None = None
     model: ModelName | None = None
 
 
@@ -196,13 +197,11 @@ class Rank(Struct, omit_defaults=True):
     text: str | None = None
 
 
-class PredictRequest(Struct, forbid_unknown_fields=True):
+class PredictRequest(Truncating):
     """A request to score pairs. Several scores of one pair sum to 1, unless `raw_scores` is set."""
 
     inputs: Pairs
     raw_scores: bool = False
-    truncate: bool | None = None
-    truncation_direction: Direction | None = None
     model: ModelName | None = None
 
 

@@ -34,6 +34,11 @@ class Running:
         """Send JSON."""
         return self.client.post(path, json=body, **options)
 
+    def connections(self) -> int:
+        """How many clients are connected."""
+        http = self.server._uvicorn
+        return 0 if http is None else len(http.server_state.connections)
+
     def stop(self) -> None:
         """Stop as SIGTERM would; returns when everything is closed."""
         self.client.close()

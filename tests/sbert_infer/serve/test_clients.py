@@ -173,7 +173,7 @@ def test_openai_waits_as_told_before_it_tries_again(
                 held.append(threads.submit(server.post, "/embed", {"inputs": f"held {number}"}))
                 assert gate.entered.acquire(timeout=20)
             held.append(threads.submit(server.post, "/embed", {"inputs": [str(number) for number in range(20)]}))
-            until(lambda: server.server.models.first.stats().queued_texts > 0)
+            until(lambda: server.server.models.first.engine.stats().queued_texts > 0)
             call = {"input": [f"{number}" for number in range(20)], "max_retries": 1}
             (answer,) = run_client("openai_errors", server.url, model="small", calls=[call])
         finally:

@@ -151,7 +151,7 @@ def test_overload_is_refused_at_once(
     with ThreadPoolExecutor(4) as threads:
         under_way = hold_workers(server, gate, threads)
         under_way.append(threads.submit(server.post, "/embed", {"inputs": many}))
-        until(lambda: server.server.models.first.stats().queued_texts == len(many))
+        until(lambda: server.server.models.first.engine.stats().queued_texts == len(many))
         for path, field in (("/v1/embeddings", "input"), ("/embed", "inputs")):
             response = server.post(path, {field: many})
             assert response.status_code == 429
@@ -216,7 +216,7 @@ def test_a_client_that_leaves_after_a_large_body_is_noticed(
 ) -> None:
     """Reading pauses during a large body, but a closed connection is only seen while reading."""
     server = start_server()
-    stats = server.server.models.first.stats
+    stats = server.server.models.first.engine.stats
     fakes[0].fault = gate
     with ThreadPoolExecutor(3) as threads:
         held = hold_workers(server, gate, threads)
@@ -231,7 +231,7 @@ def test_work_is_dropped_for_clients_that_leave(
     start_server: Callable[..., Running], fakes: list[FakeBackend], gate: Gate
 ) -> None:
     server = start_server()
-    stats = server.server.models.first.stats
+    stats = server.server.models.first.engine.stats
     fakes[0].fault = gate
     before = sum(fakes[0].seen)
     with ThreadPoolExecutor(3) as threads:
@@ -247,4 +247,4 @@ def test_work_is_dropped_for_clients_that_leave(
     metrics = server.client.get("/metrics").text
     assert 'sbert_http_requests_total{route="/embed",status="499"}' in metrics
     assert "sbert_http_requests_in_progress 1.0" in metrics  # the one that asks
-    until(lambda: server.server.connections() <= 3)
+    until(lambda: server.connections() <= 3)

@@ -72,7 +72,7 @@ def test_every_request_gets_its_own_vectors(server: Running, minilm_onnx: Path, 
     for rows, vectors in found:
         assert len(vectors) == len(rows)
         assert (np.sum(np.array(vectors) * expected[rows], axis=1) >= 0.99999).all()
-    stats = server.server.models.first.stats()
+    stats = server.server.models.first.engine.stats()
     assert (stats.queued_texts, stats.queued_tokens, stats.running_batches) == (0, 0, 0)
     assert answered(server) == Counter({"200": len(found)})
 

@@ -188,7 +188,7 @@ def test_slow_senders_are_not_waited_for(start_server: Callable[..., Running]) -
 def test_a_response_that_is_never_read_is_given_up(start_server: Callable[..., Running]) -> None:
     server = start_server(write_timeout_s=0.3)
     body = json.dumps({"inputs": [f"text {number}" for number in range(2048)]}).encode()
-    connections = server.server.connections
+    connections = server.connections
     with connect(server) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         for _ in range(20):  # more than the kernel buffers
@@ -208,5 +208,5 @@ def test_too_many_connections(start_server: Callable[..., Running]) -> None:
         assert b"too many connections" in answer
         assert b"retry-after: 1" in answer
         held[0].close()
-        until(lambda: server.server.connections() <= 2)
+        until(lambda: server.connections() <= 2)
         assert httpx.get(f"{server.url}/health").status_code == 200
