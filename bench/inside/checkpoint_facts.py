@@ -17,7 +17,7 @@ def describe_checkpoint(spec: Spec) -> Spec:
     """Describe the checkpoint for the contestants' loaders."""
     from sbert_infer.export.checkpoint.checkpoint import weights_sha256
 
-    checkpoint = _read(spec).checkpoint if spec["pairs"] else _read(spec)
+    checkpoint = _read(spec)
     facts = {"model": str(checkpoint.path.resolve()), "weights_sha256": weights_sha256(checkpoint)}
     return facts if spec["pairs"] else {**facts, **_describe_modules(checkpoint)}
 

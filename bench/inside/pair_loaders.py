@@ -37,12 +37,12 @@ def load_eager(spec: Spec) -> Score:
     from sbert_infer.export.families.cross_encoder.checkpoint import read_cross_encoder
     from sbert_infer.export.families.cross_encoder.reference import load_pair_reference
 
-    cross_encoder = read_cross_encoder(
+    checkpoint = read_cross_encoder(
         spec["checkpoint"], max_length=spec.get("max_length"), trust_remote_code=spec.get("trust_remote_code", False)
     )
-    reference = load_pair_reference(cross_encoder)
-    known = cross_encoder.checkpoint
-    default = known.prompts[known.default_prompt_name] if known.default_prompt_name else ""
+    reference = load_pair_reference(checkpoint)
+    name = checkpoint.default_prompt_name
+    default = checkpoint.prompts[name] if name else ""
 
     def score(pairs: list[list[str]], batch_size: int | None, prompt: str | None) -> Scores:
         before = default if prompt is None else prompt

@@ -17,6 +17,7 @@ import sbert_infer
 from sbert_infer.artifact.manifest import Manifest
 from sbert_infer.errors import ExportError
 from sbert_infer.export.checkpoint.checkpoint import Checkpoint, weights_sha256
+from sbert_infer.export.checkpoint.modules import NormalizeSpec
 from sbert_infer.export.checkpoint.transformer import TokenCounter, plain_tokenizer_json, token_counter
 from sbert_infer.export.options import ExportOptions
 from sbert_infer.export.precision.int8 import Batch
@@ -99,17 +100,20 @@ class Family(ABC):
     def _draft_manifest(self) -> Manifest:
         """The manifest, without precision, fusion and parity."""
 
-    def common_manifest(self, **own: Any) -> Manifest:
+    def common_manifest(self, *, pooling: tuple[str, ...] = (), include_prompt: bool = True, **own: Any) -> Manifest:
         """A manifest with what all kinds of model have, and with the `own` values of this one."""
         checkpoint, tokenizer = self.checkpoint, self.reference.tokenizer
         return Manifest(
             name=checkpoint.name,
             architecture=checkpoint.model_type,
             precision="",
+            dim=checkpoint.dim,
             max_length=checkpoint.max_length,
+            normalized=bool(checkpoint.modules) and isinstance(checkpoint.modules[-1], NormalizeSpec),
             prompts=checkpoint.prompts,
             default_prompt_name=checkpoint.default_prompt_name,
             similarity=checkpoint.similarity,
+            truncate_dim=checkpoint.truncate_dim,
             pad_id=tokenizer.pad_token_id,
             padding_side=tokenizer.padding_side,
             truncation_side=tokenizer.truncation_side,
@@ -117,6 +121,8 @@ class Family(ABC):
             parity={},
             fusion={},
             versions=_versions(),
+            pooling=pooling,
+            include_prompt=include_prompt,
             **own,
         )
 

@@ -101,11 +101,8 @@ class SentenceEncoder(Family):
         checkpoint, options = self.checkpoint, self.options
         return self.common_manifest(
             kind=ENCODER,
-            dim=checkpoint.dim,
             pooling=checkpoint.pooling.modes,
             include_prompt=checkpoint.pooling.include_prompt,
-            normalized=isinstance(checkpoint.modules[-1], NormalizeSpec),
-            truncate_dim=checkpoint.truncate_dim,
             outputs=self._outputs(),
             unweighted_ids=unweighted_ids(self.reference.tokenizer) if options.all_outputs else (),
             head=self._head() if options.token_output else (),

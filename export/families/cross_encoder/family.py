@@ -38,12 +38,9 @@ class CrossEncoder(Family):
 
     kind = "cross-encoder"
     unit = "pairs"
+    checkpoint: CrossEncoderCheckpoint
     reference: PairReference
     probes: list[Pair]
-
-    def __init__(self, cross_encoder: CrossEncoderCheckpoint, options: ExportOptions) -> None:
-        super().__init__(cross_encoder.checkpoint, options)
-        self.cross_encoder = cross_encoder
 
     @classmethod
     def recognises(cls, path: Path, route: str | None) -> bool:
@@ -60,14 +57,14 @@ class CrossEncoder(Family):
 
     def load(self) -> None:
         """Load the model for sequence classification."""
-        self.reference = load_pair_reference(self.cross_encoder)
+        self.reference = load_pair_reference(self.checkpoint)
 
     @property
     def description(self) -> str:
         """Architecture, labels, activation and length limit."""
-        labels, activation = len(self.cross_encoder.labels), self.cross_encoder.activation
-        what = f"{self.checkpoint.model_type} cross-encoder, {labels} label{'s' * (labels > 1)}, {activation}"
-        return f"{what}, {self.checkpoint.max_length} tokens"
+        checkpoint, labels = self.checkpoint, f"{self.checkpoint.dim} label{'s' * (self.checkpoint.dim > 1)}"
+        what = f"{checkpoint.model_type} cross-encoder, {labels}, {checkpoint.activation}"
+        return f"{what}, {checkpoint.max_length} tokens"
 
     def trace(self, *, portable: bool = False) -> ir.Model:
         """Convert: input_ids, attention_mask, and token_type_ids if it has them -> scores."""
@@ -95,15 +92,10 @@ class CrossEncoder(Family):
 
     def _draft_manifest(self) -> Manifest:
         return self.common_manifest(
-            dim=len(self.cross_encoder.labels),
-            pooling=(),
-            include_prompt=True,
-            normalized=False,
-            truncate_dim=None,
             outputs=(SCORES,),
             kind=RERANKER,
-            activation=self.cross_encoder.activation,
-            labels=self.cross_encoder.labels,
+            activation=self.checkpoint.activation,
+            labels=self.checkpoint.labels,
             token_types=self.reference.token_types,
         )
 

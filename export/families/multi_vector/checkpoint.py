@@ -15,13 +15,14 @@ from typing import Any
 
 from sbert_infer.encode.multi_vector import Role
 from sbert_infer.errors import CheckpointError
-from sbert_infer.export.checkpoint.checkpoint import Checkpoint, checkpoint_name
+from sbert_infer.export.checkpoint.checkpoint import Checkpoint
 from sbert_infer.export.checkpoint.hub import locate, shown, weight_files
 from sbert_infer.export.checkpoint.modules import (
     DenseSpec,
     ModuleSpec,
     NormalizeSpec,
     Problems,
+    output_dim,
     peek_json,
     read_json,
     read_module,
@@ -54,14 +55,21 @@ _PYLATE_KEYS = (
 _EXPANDED_LENGTH = 32  # of PyLate's queries, if it is not set
 
 
-@dataclass(frozen=True)
-class MultiVectorCheckpoint:
-    """The content of a multi-vector encoder's checkpoint, the same for all layouts."""
+@dataclass(frozen=True, kw_only=True)
+class MultiVectorCheckpoint(Checkpoint):
+    """The content of a multi-vector encoder's checkpoint, the same for all layouts.
 
-    checkpoint: Checkpoint  # its modules work on token vectors; its limit is that of the longest role
-    dim: int
+    Its modules work on token vectors, and its limit is that of the longest role.
+    """
+
+    hidden_size: int
     roles: dict[str, Role]
     prefixes: tuple[str, ...]  # marks before a text, of one token each
+
+    @property
+    def dim(self) -> int:
+        """Width of a token's vector."""
+        return output_dim(self.modules) or self.hidden_size
 
 
 @dataclass(frozen=True)
@@ -105,24 +113,22 @@ def read_multi_vector(
         roles = read_roles(settings.by_role, saved, tokenizer, config, max_length, problems)
     if problems:
         raise CheckpointError(str(source), problems)
-    specs = tuple(spec for _, spec in settings.modules)
-    checkpoint = Checkpoint(
+    return MultiVectorCheckpoint(
         source=str(source),
-        name=checkpoint_name(source, path),
         path=path,
         transformer_path=folder,
         model_type=config.model_type,
-        modules=specs,
+        modules=tuple(spec for _, spec in settings.modules),
         max_length=max(role.max_length for role in roles.values()),
         prompts=settings.prompts,
         default_prompt_name=settings.default_prompt_name,
         similarity=settings.similarity,
-        truncate_dim=None,
         do_lower_case=transformer.do_lower_case,
         trust_remote_code=trust_remote_code,
+        hidden_size=config.hidden_size,
+        roles=roles,
+        prefixes=settings.prefixes,
     )
-    dense = [spec.out_features for spec in specs if isinstance(spec, DenseSpec)]
-    return MultiVectorCheckpoint(checkpoint, [config.hidden_size, *dense][-1], roles, settings.prefixes)
 
 
 def _read_stanford(path: Path, problems: Problems) -> _Settings:

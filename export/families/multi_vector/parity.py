@@ -62,7 +62,7 @@ class ExpectedVectors:
 def expect_vectors(reference: MultiVectorReference, texts: Sequence[str]) -> ExpectedVectors:
     """Encode `texts` with the reference, once for all artifacts that are compared with it."""
     roles = {}
-    for name in reference.multi_vector.roles:
+    for name in reference.checkpoint.roles:
         some = texts[::_EVERY] if name == NO_ROLE else texts  # it has nothing that documents do not have
         prompt = reference.checkpoint.prompts.get(name, "")
         vectors = reference.encode(some, name, prompt=prompt)
