@@ -31,7 +31,7 @@ from sbert_infer.export.options import ExportOptions, Step
 from sbert_infer.export.precision.cpu_graph import make_cpu_graph
 from sbert_infer.export.precision.fp16 import to_half
 from sbert_infer.export.precision.fp16_range import refuse_overflow
-from sbert_infer.export.verify.candidate import EngineCandidate, GraphCandidate
+from sbert_infer.export.verify.candidate import EngineCandidate, GraphCandidate, open_half
 from sbert_infer.export.verify.parity import MIN_COSINE, Certificate, Expected, compare
 from sbert_infer.export.write import MAX_PROTOBUF_BYTES, check_free, weight_bytes
 from sbert_infer.text.tokenizer import Tokenizer
@@ -99,7 +99,7 @@ class PlanWriter:
             content = ir.to_proto(half).SerializeToString()
             fused = model.trace()
             fusion = asdict(count_fused(fused, reference.layers, reference.gelu_layers))
-            cpu = make_cpu_graph(tune(fused), content).model
+            cpu = make_cpu_graph(tune(fused), content)
             profiles = make_profiles(_lengths(model, options), model.draft.max_length, options.max_batch_tokens)
         return _Graphs(content, cpu, fusion, profiles)
 
@@ -107,7 +107,8 @@ class PlanWriter:
         """Compare the FP16 graph, its rounding emulated, before engines are built from it."""
         probes = len(model.probes)
         with self._step("verify", f"{probes} {model.unit} against eager PyTorch", 2 * probes) as progress:
-            return compare(GraphCandidate(graphs.model, model.reference), model.expected, self._threshold, progress)
+            candidate = GraphCandidate(open_half(graphs.model), model.reference)
+            return compare(candidate, model.expected, self._threshold, progress)
 
     def _build_engines(self, graphs: _Graphs) -> dict[EngineFile, bytes]:
         engines = {}
