@@ -21,9 +21,6 @@ from sbert_infer.backends.tensorrt.build_cache import build
 from sbert_infer.backends.tensorrt.versions import TensorRT, installed
 from sbert_infer.backends.tensorrt.versions import load as load_tensorrt
 from sbert_infer.errors import ExportError
-from sbert_infer.export.checkpoint.checkpoint import Checkpoint
-from sbert_infer.export.checkpoint.modules import NormalizeSpec, PoolingSpec
-from sbert_infer.export.families.family import Family
 from sbert_infer.export.families.sentence import SentenceEncoder
 from sbert_infer.export.graph.cpu_rewrites import tune
 from sbert_infer.export.graph.fuse import count_fused
@@ -48,26 +45,17 @@ class _Graphs:
 
 
 class PlanWriter:
-    """Converts a sentence encoder to a plan; the counterpart of `OnnxWriter`."""
+    """Converts a sentence encoder to a plan."""
 
     def __init__(self, options: ExportOptions, step: Step) -> None:
         self._options, self._step = options, step
         self._builds = _choose_builds(options.targets)  # first: a wrong target should not cost minutes
         self._threshold = options.min_cosine or MIN_COSINE["fp16"]
 
-    def check(self, model: Family) -> SentenceEncoder:
-        """Return `model`; raises `ExportError` for other kinds, or pooling not in the kernel."""
-        if not isinstance(model, SentenceEncoder) or model.checkpoint.is_sparse:
-            raise ExportError(f"--fp16 is not supported for {model.kind}s yet: leave it out, or take --int8")
-        if self._options.pooling == "kernel":
-            _check_kernel_pooling(model.checkpoint)
-        return model
-
-    def write(self, model: Family, target: Path) -> Manifest:
+    def write(self, model: SentenceEncoder, target: Path) -> Manifest:
         """Certify the FP16 graph, build TensorRT engines from it, write and certify the plan."""
-        encoder = self.check(model)
-        graphs = self._convert(encoder)
-        certificate = self._certify_graph(encoder, graphs)
+        graphs = self._convert(model)
+        certificate = self._certify_graph(model, graphs)
         manifest = replace(model.draft, precision="fp16", fusion=graphs.fusion, parity=asdict(certificate))
         engines = self._build_engines(graphs)
         with staged(target) as file, self._step("save", str(target), 2 * len(model.probes)) as progress:
@@ -82,7 +70,7 @@ class PlanWriter:
                     profiles=graphs.profiles,
                     pooling=self._options.pooling,
                 )
-            self._certify_file(file.path, encoder.expected, progress)
+            self._certify_file(file.path, model.expected, progress)
             check_free(target, self._options.force)  # again: this took a while
             file.commit()
         return manifest
@@ -135,7 +123,7 @@ def _check_size(half: ir.Model, name: str) -> None:
         raise ExportError(f"{name} has {size}, a plan holds up to 2 GB: export it without --fp16")
 
 
-def _lengths(model: Family, options: ExportOptions) -> npt.NDArray[np.int64] | None:
+def _lengths(model: SentenceEncoder, options: ExportOptions) -> npt.NDArray[np.int64] | None:
     """Token counts of the user's texts, if any are known."""
     if options.lengths:
         return np.array(options.lengths, np.int64)
@@ -143,13 +131,6 @@ def _lengths(model: Family, options: ExportOptions) -> npt.NDArray[np.int64] | N
         return None
     draft = model.draft
     return Tokenizer(model.tokenizer_json, draft.max_length, draft.truncation_side)(options.calibration).lengths
-
-
-def _check_kernel_pooling(checkpoint: Checkpoint) -> None:
-    odd = [type(spec).__name__ for spec in checkpoint.modules if not isinstance(spec, PoolingSpec | NormalizeSpec)]
-    if checkpoint.pooling.modes != ("mean",) or not checkpoint.pooling.include_prompt or odd:
-        has = ", ".join(["+".join(checkpoint.pooling.modes) + " pooling", *odd])
-        raise ExportError(f"--pooling kernel takes the mean and normalises, but {checkpoint.name} has {has}")
 
 
 def _choose_builds(wanted: Sequence[str] | None) -> list[tuple[TensorRT, str]]:

@@ -60,6 +60,8 @@ class Family(ABC):
             raise ExportError(
                 f"--outputs and --route are for sentence encoders, and this is a {self.kind}: leave them out"
             )
+        if self.options.fp16:
+            raise ExportError(f"--fp16 is not supported for {self.kind}s yet: leave it out, or take --int8")
 
     @abstractmethod
     def load(self) -> None:

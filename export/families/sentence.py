@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from sbert_infer.artifact.manifest import ENCODER, SENTENCE, TOKENS, Manifest
 from sbert_infer.errors import ExportError
-from sbert_infer.export.checkpoint.modules import NormalizeSpec
+from sbert_infer.export.checkpoint.modules import NormalizeSpec, PoolingSpec
 from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.checkpoint.static import SPARSE_STATIC, STATIC
 from sbert_infer.export.families.family import Family
@@ -50,10 +50,16 @@ class SentenceEncoder(Family):
         return cls(checkpoint, options)
 
     def check_options(self) -> None:
-        """Refuse a precision for a table, which has nothing to compute."""
-        if self.checkpoint.model_type in (STATIC, SPARSE_STATIC) and self.options.precision != "fp32":
-            what = f"{self.checkpoint.name} is a table of static embeddings, with no layers to compute"
-            raise ExportError(f"{what}: export it without --{self.options.precision}")
+        """Refuse a precision for a table, and pooling that the kernel does not have."""
+        checkpoint = self.checkpoint
+        if checkpoint.model_type in (STATIC, SPARSE_STATIC) and self.options.precision != "fp32":
+            what = f"{checkpoint.name} is a table of static embeddings, with no layers to compute: export it without"
+            raise ExportError(f"{what} --{self.options.precision}")
+        odd = [type(spec).__name__ for spec in checkpoint.modules if not isinstance(spec, PoolingSpec | NormalizeSpec)]
+        unlike = checkpoint.pooling.modes != ("mean",) or not checkpoint.pooling.include_prompt or odd
+        if self.options.pooling == "kernel" and unlike:
+            has = ", ".join(["+".join(checkpoint.pooling.modes) + " pooling", *odd])
+            raise ExportError(f"--pooling kernel takes the mean and normalises, but {checkpoint.name} has {has}")
 
     def load(self) -> None:
         """Load the transformer and the modules after it."""

@@ -39,7 +39,8 @@ def make_cpu_graph(fused: ir.Model, half_model: bytes) -> bytes:
         narrow = array if _digest(array) in stored else array.astype(np.float16)
         place = stored.get(_digest(narrow))
         _replace(fused.graph, value, _external(narrow, place) if place else ir.tensor(narrow))
-    return ir.to_proto(fused).SerializeToString()
+    serialized: bytes = ir.to_proto(fused).SerializeToString()
+    return serialized
 
 
 def _array(value: ir.Value) -> Array | None:

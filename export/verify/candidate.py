@@ -1,4 +1,4 @@
-"""What is compared with the reference: an artifact, opened as a user would, or a graph on its own."""
+"""What is compared with the reference: an artifact, opened as a user would, or a graph."""
 
 from __future__ import annotations
 

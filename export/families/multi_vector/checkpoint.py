@@ -36,7 +36,7 @@ from sbert_infer.export.checkpoint.settings import (
     read_transformer_settings,
 )
 from sbert_infer.export.checkpoint.transformer import read_config, read_tokenizer
-from sbert_infer.export.families.multi_vector.roles import RoleSettings, mark_prefixes, read_roles
+from sbert_infer.export.families.multi_vector.roles import ModelSettings, RoleSettings, mark_prefixes, read_roles
 from sbert_infer.export.families.multi_vector.stanford_colbert import is_stanford, read_stanford
 from sbert_infer.similarity import MULTI_SIMILARITIES
 
@@ -72,18 +72,6 @@ class MultiVectorCheckpoint(Checkpoint):
         return output_dim(self.modules) or self.hidden_size
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """Settings of the whole model, in any layout."""
-
-    prompts: dict[str, str]
-    default_prompt_name: str | None
-    similarity: str
-    modules: list[tuple[str, ModuleSpec]]
-    by_role: RoleSettings
-    prefixes: tuple[str, ...]
-
-
 def is_multi_vector(path: Path) -> bool:
     """Whether the folder `path` holds a readable multi-vector encoder."""
     config = peek_json(path / _SETTINGS)
@@ -105,7 +93,7 @@ def read_multi_vector(
     transformer = read_transformer_settings(folder, path, problems, roles=True)
     weight_files(folder, shown(folder, path), problems)
     tokenizer = read_tokenizer(folder, path, True, trust_remote_code, problems)
-    settings = _read_stanford(path, problems) if is_stanford(path) else _read(path, entries, transformer, problems)
+    settings = read_stanford(path, problems) if is_stanford(path) else _read(path, entries, transformer, problems)
     if not problems:
         _check_widths(settings.modules, config.hidden_size, problems)
         mark_prefixes(tokenizer, settings.prefixes)
@@ -131,14 +119,7 @@ def read_multi_vector(
     )
 
 
-def _read_stanford(path: Path, problems: Problems) -> _Settings:
-    found = read_stanford(path, problems)
-    return _Settings(
-        found.prompts, None, MULTI_SIMILARITIES[0], found.modules, found.by_role, tuple(found.prompts.values())
-    )
-
-
-def _read(path: Path, entries: list[Entry], transformer: TransformerSettings, problems: Problems) -> _Settings:
+def _read(path: Path, entries: list[Entry], transformer: TransformerSettings, problems: Problems) -> ModelSettings:
     """The layouts with modules.json."""
     file = path / _SETTINGS
     config = read_json(file, file.name, problems)
@@ -165,7 +146,7 @@ def _read(path: Path, entries: list[Entry], transformer: TransformerSettings, pr
         by_role = _read_pylate_roles(config, transformer.by_role, file.name, problems)
         modules.append(("Normalize", NormalizeSpec()))
     prefixes = tuple(mark for mark in marks.values() if mark)
-    return _Settings(prompts, config.get("default_prompt_name"), similarity, modules, by_role, prefixes)
+    return ModelSettings(prompts, modules, by_role, prefixes, config.get("default_prompt_name"), similarity)
 
 
 def _read_native_roles(path: Path, entries: list[Entry], saved: dict[str, Any], problems: Problems) -> RoleSettings:
