@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from sbert_infer.errors import ExportError
 from sbert_infer.export.families.sentence import SentenceEncoder
 from sbert_infer.export.graph.cpu_rewrites import tune
 from sbert_infer.export.graph.fuse import count_fused
-from sbert_infer.export.options import ExportOptions, Step
+from sbert_infer.export.options import ExportOptions, Progress, Step
 from sbert_infer.export.precision.cpu_graph import make_cpu_graph
 from sbert_infer.export.precision.fp16 import to_half
 from sbert_infer.export.precision.fp16_range import refuse_overflow
@@ -107,7 +107,7 @@ class PlanWriter:
                 engines[kind] = _build(trt, name, graphs, progress)
         return engines
 
-    def _certify_file(self, path: Path, expected: Expected, progress: Callable[[int], object]) -> None:
+    def _certify_file(self, path: Path, expected: Expected, progress: Progress) -> None:
         """Compare the plan as opened without a GPU, and with one if it was built for it."""
         here = self._options.targets is None and self._builds
         for device in ["cpu", "cuda"] if here else ["cpu"]:
@@ -150,7 +150,7 @@ def _choose_builds(wanted: Sequence[str] | None) -> list[tuple[TensorRT, str]]:
     return [(trt, name) for name in names]
 
 
-def _build(trt: TensorRT, name: str, graphs: _Graphs, progress: Callable[[int], object]) -> bytes:
+def _build(trt: TensorRT, name: str, graphs: _Graphs, progress: Progress) -> bytes:
     gpu = name if trt.any_target else f"{cuda.device_name(0)} {name}"
     options = {"target": name if trt.any_target else None, "progress": lambda phase, done, steps: progress(1)}
     return build(trt, graphs.model, graphs.profiles, gpu, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from sbert_infer.errors import ExportError
 from sbert_infer.export.checkpoint.checkpoint import Checkpoint, weights_sha256
 from sbert_infer.export.checkpoint.modules import NormalizeSpec
 from sbert_infer.export.checkpoint.transformer import TokenCounter, plain_tokenizer_json, token_counter
-from sbert_infer.export.options import ExportOptions
+from sbert_infer.export.options import ExportOptions, Progress
 from sbert_infer.export.precision.int8 import Batch
 from sbert_infer.export.reference.encoder import Encoder
 from sbert_infer.export.verify.probe_texts import probe_texts
@@ -87,7 +87,7 @@ class Family(ABC):
         """Batches of the user's `texts`, or of some of the probes if there are none."""
 
     @abstractmethod
-    def certify(self, path: Path, precision: str, threshold: float, progress: Callable[[int], object]) -> Any:
+    def certify(self, path: Path, precision: str, threshold: float, progress: Progress) -> Any:
         """Compare the artifact at `path` with the reference; return its certificate, a dataclass.
 
         Raises `ParityError` below `threshold`. The reference runs once for all artifacts.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.checkpoint.static import SPARSE_STATIC, STATIC
 from sbert_infer.export.families.family import Family
 from sbert_infer.export.graph.trace import convert
-from sbert_infer.export.options import ExportOptions
+from sbert_infer.export.options import ExportOptions, Progress
 from sbert_infer.export.precision.int8 import Batch, calibration_samples
 from sbert_infer.export.reference.bge_m3 import TokenHeads, load_heads, unweighted_ids
 from sbert_infer.export.reference.encoder import Reference, load_reference
@@ -83,7 +83,7 @@ class SentenceEncoder(Family):
             ids, mask = self.reference.tokenize(some)
             yield {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
 
-    def certify(self, path: Path, precision: str, threshold: float, progress: Callable[[int], object]) -> Certificate:
+    def certify(self, path: Path, precision: str, threshold: float, progress: Progress) -> Certificate:
         """Compare the vectors, and the outputs for tokens if there are any."""
         certificate = certify(path, self.expected, threshold, progress)
         some = self.probes[::_EVERY]

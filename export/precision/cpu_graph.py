@@ -32,19 +32,15 @@ def make_cpu_graph(fused: ir.Model, half_model: bytes) -> bytes:
     """
     stored = {_digest(data): (offset, len(data)) for offset, data in _raw_data(half_model)}
     for value in list(fused.graph.initializers.values()):
-        array = _array(value)
-        if array is None or array.ndim < 2 or array.dtype != np.float32:
+        if value.const_value is None or value.dtype != ir.DataType.FLOAT or len(value.const_value.shape) < 2:
             continue
+        array = np.ascontiguousarray(value.const_value.numpy())
         # The modules after pooling are FP32 in the FP16 model as well.
         narrow = array if _digest(array) in stored else array.astype(np.float16)
         place = stored.get(_digest(narrow))
         _replace(fused.graph, value, _external(narrow, place) if place else ir.tensor(narrow))
     serialized: bytes = ir.to_proto(fused).SerializeToString()
     return serialized
-
-
-def _array(value: ir.Value) -> Array | None:
-    return None if value.const_value is None else np.ascontiguousarray(value.const_value.numpy())
 
 
 def _digest(data: Array | memoryview) -> bytes:

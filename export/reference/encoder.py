@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -108,13 +108,9 @@ def build_module(spec: ModuleSpec, encoder: nn.Module) -> nn.Module:
         return Pooling(spec)
     if isinstance(spec, NormalizeSpec):
         return Normalize()
-    module: nn.Module
-    if isinstance(spec, DenseSpec):
-        module = Dense(spec)
-    elif isinstance(spec, LayerNormSpec):
-        module = LayerNorm(spec)
-    else:
-        module = WeightedLayerPooling(spec)
+    kinds: dict[type, Callable[[Any], nn.Module]]
+    kinds = {DenseSpec: Dense, LayerNormSpec: LayerNorm, WeightedLayerPoolingSpec: WeightedLayerPooling}
+    module = kinds[type(spec)](spec)
     module.load_state_dict(read_weights(spec.path))
     return module
 

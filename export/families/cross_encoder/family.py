@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from sbert_infer.export.families.cross_encoder.parity import (
 from sbert_infer.export.families.cross_encoder.reference import PairReference, load_pair_reference
 from sbert_infer.export.families.family import Family
 from sbert_infer.export.graph.trace import build_graph
-from sbert_infer.export.options import ExportOptions
+from sbert_infer.export.options import ExportOptions, Progress
 from sbert_infer.export.precision.int8 import Batch, calibration_samples
 from sbert_infer.types import Pair
 
@@ -76,11 +76,9 @@ class CrossEncoder(Family):
         for some in calibration_samples(pairs, size=lambda pair: sum(map(len, pair))):
             yield {name: values.numpy() for name, values in self.reference.tokenize(some).items()}
 
-    def certify(
-        self, path: Path, precision: str, threshold: float, progress: Callable[[int], object]
-    ) -> ScoreCertificate:
+    def certify(self, path: Path, precision: str, threshold: float, progress: Progress) -> ScoreCertificate:
         """Compare the scores before the activation."""
-        return certify_scores(path, self.expected, threshold, exact=precision == "fp32", progress=progress)
+        return certify_scores(path, self.expected, threshold, progress, exact=precision == "fp32")
 
     @cached_property
     def expected(self) -> ExpectedScores:

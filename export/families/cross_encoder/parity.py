@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from sbert_infer.errors import ParityError
 from sbert_infer.export.families.cross_encoder.reference import PairReference
+from sbert_infer.export.options import Progress
 from sbert_infer.export.verify.parity import in_batches, mixed_batches, refusing_failures
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH, ODD, SENTENCES, probe_texts
 from sbert_infer.reranker import Reranker
@@ -70,12 +71,7 @@ def expect_scores(reference: PairReference, pairs: Sequence[Pair]) -> ExpectedSc
 
 
 def certify_scores(
-    path: Path,
-    expected: ExpectedScores,
-    threshold: float,
-    *,
-    exact: bool,
-    progress: Callable[[int], object] = lambda count: None,
+    path: Path, expected: ExpectedScores, threshold: float, progress: Progress, *, exact: bool
 ) -> ScoreCertificate:
     """Compare the artifact at `path` with the reference's scores, alone and in mixed batches.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from sbert_infer.export.families.multi_vector.parity import (
 )
 from sbert_infer.export.families.multi_vector.reference import MultiVectorReference, load_multi_vector_reference
 from sbert_infer.export.graph.trace import build_graph
-from sbert_infer.export.options import ExportOptions
+from sbert_infer.export.options import ExportOptions, Progress
 from sbert_infer.export.precision.int8 import Batch, calibration_samples
 from sbert_infer.export.verify.probe_texts import SENTENCES
 
@@ -85,9 +85,7 @@ class MultiVectorEncoder(Family):
                 tokens = self.reference.tokenize([prompt + text for text in some[rows]], task)
                 yield {"input_ids": tokens.input_ids.numpy(), "attention_mask": tokens.attention_mask.numpy()}
 
-    def certify(
-        self, path: Path, precision: str, threshold: float, progress: Callable[[int], object]
-    ) -> MultiVectorCertificate:
+    def certify(self, path: Path, precision: str, threshold: float, progress: Progress) -> MultiVectorCertificate:
         """Compare the vectors of all tokens in each role."""
         return certify_multi_vector(path, self.expected, threshold, progress)
 

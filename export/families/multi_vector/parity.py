@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from sbert_infer.encode.multi_vector import NO_ROLE
 from sbert_infer.engine import Engine
 from sbert_infer.errors import ParityError
 from sbert_infer.export.families.multi_vector.reference import MultiVectorReference
+from sbert_infer.export.options import Progress, no_progress
 from sbert_infer.export.verify.parity import cosine, refusing_failures
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH
 from sbert_infer.similarity import maxsim
@@ -71,10 +72,7 @@ def expect_vectors(reference: MultiVectorReference, texts: Sequence[str]) -> Exp
 
 
 def certify_multi_vector(
-    path: Path,
-    expected: ExpectedVectors,
-    threshold: float,
-    progress: Callable[[int], object] = lambda count: None,
+    path: Path, expected: ExpectedVectors, threshold: float, progress: Progress = no_progress
 ) -> MultiVectorCertificate:
     """Compare the artifact at `path` with the reference in each role, alone and in batches.
 
