@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from sbert_infer import __version__
 from sbert_infer.errors import ExportError, SbertInferError
 from sbert_infer.export import report
-from sbert_infer.export.options import ExportOptions, default_output, silent
+from sbert_infer.export.options import ExportOptions, Progress, default_output, silent
 
 EXAMPLES = """\b
 Examples:
@@ -101,10 +101,10 @@ def main(
             _write_repository(Path(checkpoint), triton_repository, given["force"], quiet)
         else:
             _export(checkpoint, output, _options(**given), triton_repository, quiet)
-    except SbertInferError as error:
-        raise SystemExit(_error(str(error))) from None
-    except OSError as error:
-        raise SystemExit(_error(f"{error.filename or checkpoint}: {error.strerror or error}")) from None
+    except (SbertInferError, OSError) as error:
+        what = f"{error.filename or checkpoint}: {error.strerror or error}" if isinstance(error, OSError) else error
+        click.echo(f"error: {what}", err=True)
+        raise SystemExit(1) from None
 
 
 def _options(
@@ -206,7 +206,7 @@ def _split_targets(text: str | None) -> list[str] | None:
 
 
 @contextmanager
-def _printed_step(name: str, detail: str, total: int) -> Iterator[Callable[[int], object]]:
+def _printed_step(name: str, detail: str, total: int) -> Iterator[Progress]:
     """Print a line when the step is done; until then show a bar on a terminal."""
     from tqdm import tqdm
 
@@ -216,11 +216,6 @@ def _printed_step(name: str, detail: str, total: int) -> Iterator[Callable[[int]
     with tqdm(total=total or None, desc=label, leave=False, disable=None, bar_format=style) as bar:  # None: a tty only
         yield bar.update
     click.echo(f"{label}  {time.perf_counter() - start:.1f} s", err=True)
-
-
-def _error(message: str) -> int:
-    click.echo(f"error: {message}", err=True)
-    return 1
 
 
 if __name__ == "__main__":

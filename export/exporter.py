@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-
-import onnx_ir as ir
+from typing import cast
 
 from sbert_infer.artifact.manifest import Manifest
 from sbert_infer.export.checkpoint.hub import locate
@@ -15,7 +14,7 @@ from sbert_infer.export.families.multi_vector.family import MultiVectorEncoder
 from sbert_infer.export.families.sentence import SentenceEncoder
 from sbert_infer.export.families.sparse import SparseEncoder
 from sbert_infer.export.graph.cpu_rewrites import tune
-from sbert_infer.export.graph.fuse import FusedNodes, count_fused
+from sbert_infer.export.graph.fuse import count_fused
 from sbert_infer.export.options import ExportOptions, Step, default_output, silent
 from sbert_infer.export.plan_exporter import PlanWriter
 from sbert_infer.export.precision.int8 import quantize
@@ -37,15 +36,16 @@ def export(
     """
     options, target = options or ExportOptions(), Path(target)
     check_target(target, options.force)
-    writer: OnnxWriter | PlanWriter = PlanWriter(options, step) if options.fp16 else OnnxWriter(options, step)
+    plan_writer = PlanWriter(options, step) if options.fp16 else None
     with step("load", str(source), 0):
         model = _read(source, options)
         model.check_options()
-        writer.check(model)
         model.load()
     with step("validate", model.description, 0):
         model.prepare()
-    return writer.write(model, target)
+    if plan_writer is None:
+        return _write_onnx(model, target, step)
+    return plan_writer.write(cast(SentenceEncoder, model), target)  # other kinds refuse FP16
 
 
 def _read(source: str | Path, options: ExportOptions) -> Family:
@@ -55,36 +55,21 @@ def _read(source: str | Path, options: ExportOptions) -> Family:
     return family.read(source, options)
 
 
-class OnnxWriter:
-    """Converts a model to an ONNX file, in FP32 or 8 bits; for plans see `PlanWriter`."""
-
-    def __init__(self, options: ExportOptions, step: Step) -> None:
-        self._options, self._step = options, step
-
-    def check(self, model: Family) -> None:
-        """Accept every family."""
-
-    def write(self, model: Family, target: Path) -> Manifest:
-        """Convert `model`, compare the file with the reference, and move it to `target`."""
-        options, probes = self._options, len(model.probes)
-        graph, fused = self._convert(model)
-        draft = replace(model.draft, precision=options.precision, fusion=asdict(fused))
-        threshold = options.min_cosine or MIN_COSINE[options.precision]
-        with stage(graph, draft, model.tokenizer_json, target) as artifact:
-            with self._step("verify", f"{probes} {model.unit} against eager PyTorch", 2 * probes) as progress:
-                certificate = model.certify(artifact.path, options.precision, threshold, progress)
-            with self._step("save", str(target), 0):
-                check_free(target, options.force)  # again: this took a while
-                return artifact.commit(replace(draft, parity=asdict(certificate)))
-
-    def _convert(self, model: Family) -> tuple[ir.Model, FusedNodes]:
-        """Trace the reference, and quantize the graph or tune it for CPUs."""
-        options, reference = self._options, model.reference
-        with self._step("convert", "int8, fused" if options.int8 else "portable" if options.portable else "fused", 0):
-            graph = model.trace(portable=options.portable)
-            fused = count_fused(graph, reference.layers, reference.gelu_layers)
-            if options.int8:
-                quantize(graph, model.calibration(options.calibration))
-            elif not options.portable:
-                tune(graph)
-        return graph, fused
+def _write_onnx(model: Family, target: Path, step: Step) -> Manifest:
+    """Convert `model` in FP32 or 8 bits, compare it with the reference, and put it in place."""
+    options, probes = model.options, len(model.probes)
+    with step("convert", "int8, fused" if options.int8 else "portable" if options.portable else "fused", 0):
+        graph = model.trace(portable=options.portable)
+        fused = count_fused(graph, model.reference.layers, model.reference.gelu_layers)
+        if options.int8:
+            quantize(graph, model.calibration(options.calibration))
+        elif not options.portable:
+            tune(graph)
+    draft = replace(model.draft, precision=options.precision, fusion=asdict(fused))
+    threshold = options.min_cosine or MIN_COSINE[options.precision]
+    with stage(graph, draft, model.tokenizer_json, target) as artifact:
+        with step("verify", f"{probes} {model.unit} against eager PyTorch", 2 * probes) as progress:
+            certificate = model.certify(artifact.path, options.precision, threshold, progress)
+        with step("save", str(target), 0):
+            check_free(target, options.force)  # again: this took a while
+            return artifact.commit(replace(draft, parity=asdict(certificate)))

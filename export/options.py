@@ -11,9 +11,9 @@ from sbert_infer.errors import ExportError
 
 MAX_BATCH_TOKENS = 16384  # of a plan's TensorRT engines: enough to fill a large GPU, not measured on one yet
 
-# Announces a step: name, detail, number of texts. Its context yields a function that takes the
-# number of texts done since the last call.
-Step = Callable[[str, str, int], AbstractContextManager[Callable[[int], object]]]
+Progress = Callable[[int], object]  # takes the number of texts done since the last call
+# Announces a step: name, detail, number of texts.
+Step = Callable[[str, str, int], AbstractContextManager[Progress]]
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,10 @@ def default_output(source: str, options: ExportOptions) -> Path:
     return Path(name + {"fp32": ".onnx", "int8": ".int8.onnx", "fp16": ".plan"}[options.precision])
 
 
-def silent(name: str, detail: str, total: int) -> AbstractContextManager[Callable[[int], object]]:
+def no_progress(count: int) -> None:
+    """Report nothing."""
+
+
+def silent(name: str, detail: str, total: int) -> AbstractContextManager[Progress]:
     """A step that is not reported."""
-    return nullcontext(lambda count: None)
+    return nullcontext(no_progress)

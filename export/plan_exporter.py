@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,17 +21,14 @@ from sbert_infer.backends.tensorrt.build_cache import build
 from sbert_infer.backends.tensorrt.versions import TensorRT, installed
 from sbert_infer.backends.tensorrt.versions import load as load_tensorrt
 from sbert_infer.errors import ExportError
-from sbert_infer.export.checkpoint.checkpoint import Checkpoint
-from sbert_infer.export.checkpoint.modules import NormalizeSpec, PoolingSpec
-from sbert_infer.export.families.family import Family
 from sbert_infer.export.families.sentence import SentenceEncoder
 from sbert_infer.export.graph.cpu_rewrites import tune
 from sbert_infer.export.graph.fuse import count_fused
-from sbert_infer.export.options import ExportOptions, Step
+from sbert_infer.export.options import ExportOptions, Progress, Step
 from sbert_infer.export.precision.cpu_graph import make_cpu_graph
 from sbert_infer.export.precision.fp16 import to_half
 from sbert_infer.export.precision.fp16_range import refuse_overflow
-from sbert_infer.export.verify.candidate import EngineCandidate, GraphCandidate
+from sbert_infer.export.verify.candidate import EngineCandidate, GraphCandidate, open_half
 from sbert_infer.export.verify.parity import MIN_COSINE, Certificate, Expected, compare
 from sbert_infer.export.write import MAX_PROTOBUF_BYTES, check_free, weight_bytes
 from sbert_infer.text.tokenizer import Tokenizer
@@ -48,26 +45,17 @@ class _Graphs:
 
 
 class PlanWriter:
-    """Converts a sentence encoder to a plan; the counterpart of `OnnxWriter`."""
+    """Converts a sentence encoder to a plan."""
 
     def __init__(self, options: ExportOptions, step: Step) -> None:
         self._options, self._step = options, step
         self._builds = _choose_builds(options.targets)  # first: a wrong target should not cost minutes
         self._threshold = options.min_cosine or MIN_COSINE["fp16"]
 
-    def check(self, model: Family) -> SentenceEncoder:
-        """Return `model`; raises `ExportError` for other kinds, or pooling not in the kernel."""
-        if not isinstance(model, SentenceEncoder) or model.checkpoint.is_sparse:
-            raise ExportError(f"--fp16 is not supported for {model.kind}s yet: leave it out, or take --int8")
-        if self._options.pooling == "kernel":
-            _check_kernel_pooling(model.checkpoint)
-        return model
-
-    def write(self, model: Family, target: Path) -> Manifest:
+    def write(self, model: SentenceEncoder, target: Path) -> Manifest:
         """Certify the FP16 graph, build TensorRT engines from it, write and certify the plan."""
-        encoder = self.check(model)
-        graphs = self._convert(encoder)
-        certificate = self._certify_graph(encoder, graphs)
+        graphs = self._convert(model)
+        certificate = self._certify_graph(model, graphs)
         manifest = replace(model.draft, precision="fp16", fusion=graphs.fusion, parity=asdict(certificate))
         engines = self._build_engines(graphs)
         with staged(target) as file, self._step("save", str(target), 2 * len(model.probes)) as progress:
@@ -82,7 +70,7 @@ class PlanWriter:
                     profiles=graphs.profiles,
                     pooling=self._options.pooling,
                 )
-            self._certify_file(file.path, encoder.expected, progress)
+            self._certify_file(file.path, model.expected, progress)
             check_free(target, self._options.force)  # again: this took a while
             file.commit()
         return manifest
@@ -99,7 +87,7 @@ class PlanWriter:
             content = ir.to_proto(half).SerializeToString()
             fused = model.trace()
             fusion = asdict(count_fused(fused, reference.layers, reference.gelu_layers))
-            cpu = make_cpu_graph(tune(fused), content).model
+            cpu = make_cpu_graph(tune(fused), content)
             profiles = make_profiles(_lengths(model, options), model.draft.max_length, options.max_batch_tokens)
         return _Graphs(content, cpu, fusion, profiles)
 
@@ -107,7 +95,8 @@ class PlanWriter:
         """Compare the FP16 graph, its rounding emulated, before engines are built from it."""
         probes = len(model.probes)
         with self._step("verify", f"{probes} {model.unit} against eager PyTorch", 2 * probes) as progress:
-            return compare(GraphCandidate(graphs.model, model.reference), model.expected, self._threshold, progress)
+            candidate = GraphCandidate(open_half(graphs.model), model.reference)
+            return compare(candidate, model.expected, self._threshold, progress)
 
     def _build_engines(self, graphs: _Graphs) -> dict[EngineFile, bytes]:
         engines = {}
@@ -118,7 +107,7 @@ class PlanWriter:
                 engines[kind] = _build(trt, name, graphs, progress)
         return engines
 
-    def _certify_file(self, path: Path, expected: Expected, progress: Callable[[int], object]) -> None:
+    def _certify_file(self, path: Path, expected: Expected, progress: Progress) -> None:
         """Compare the plan as opened without a GPU, and with one if it was built for it."""
         here = self._options.targets is None and self._builds
         for device in ["cpu", "cuda"] if here else ["cpu"]:
@@ -134,7 +123,7 @@ def _check_size(half: ir.Model, name: str) -> None:
         raise ExportError(f"{name} has {size}, a plan holds up to 2 GB: export it without --fp16")
 
 
-def _lengths(model: Family, options: ExportOptions) -> npt.NDArray[np.int64] | None:
+def _lengths(model: SentenceEncoder, options: ExportOptions) -> npt.NDArray[np.int64] | None:
     """Token counts of the user's texts, if any are known."""
     if options.lengths:
         return np.array(options.lengths, np.int64)
@@ -142,13 +131,6 @@ def _lengths(model: Family, options: ExportOptions) -> npt.NDArray[np.int64] | N
         return None
     draft = model.draft
     return Tokenizer(model.tokenizer_json, draft.max_length, draft.truncation_side)(options.calibration).lengths
-
-
-def _check_kernel_pooling(checkpoint: Checkpoint) -> None:
-    odd = [type(spec).__name__ for spec in checkpoint.modules if not isinstance(spec, PoolingSpec | NormalizeSpec)]
-    if checkpoint.pooling.modes != ("mean",) or not checkpoint.pooling.include_prompt or odd:
-        has = ", ".join(["+".join(checkpoint.pooling.modes) + " pooling", *odd])
-        raise ExportError(f"--pooling kernel takes the mean and normalises, but {checkpoint.name} has {has}")
 
 
 def _choose_builds(wanted: Sequence[str] | None) -> list[tuple[TensorRT, str]]:
@@ -168,7 +150,7 @@ def _choose_builds(wanted: Sequence[str] | None) -> list[tuple[TensorRT, str]]:
     return [(trt, name) for name in names]
 
 
-def _build(trt: TensorRT, name: str, graphs: _Graphs, progress: Callable[[int], object]) -> bytes:
+def _build(trt: TensorRT, name: str, graphs: _Graphs, progress: Progress) -> bytes:
     gpu = name if trt.any_target else f"{cuda.device_name(0)} {name}"
     options = {"target": name if trt.any_target else None, "progress": lambda phase, done, steps: progress(1)}
     return build(trt, graphs.model, graphs.profiles, gpu, **options)

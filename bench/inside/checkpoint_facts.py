@@ -18,7 +18,7 @@ def describe_checkpoint(spec: Spec) -> Spec:
     from sbert_infer.export.checkpoint.checkpoint import weights_sha256
     from sbert_infer.export.checkpoint.modules import NormalizeSpec, PoolingSpec
 
-    checkpoint = _read(spec).checkpoint if spec["pairs"] else _read(spec)
+    checkpoint = _read(spec)
     facts = {"model": str(checkpoint.path.resolve()), "weights_sha256": weights_sha256(checkpoint)}
     if spec["pairs"]:
         return facts

@@ -18,24 +18,28 @@ from sbert_infer.export.checkpoint.modules import (
 from sbert_infer.export.checkpoint.sparse_modules import is_sparse
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """What a checkpoint says, whatever its layout. The weights stay on disk."""
 
     source: str  # what the user typed
-    name: str  # folder or repository name, for people
     path: Path
     transformer_path: Path  # folder of the first module and its weights; may be a subfolder
     model_type: str  # e.g. "bert"
-    modules: tuple[ModuleSpec, ...]  # after the transformer or the static embeddings, in order
+    modules: tuple[ModuleSpec, ...] = ()  # after the transformer or the static embeddings, in order
     max_length: int  # in tokens, special ones included
     prompts: dict[str, str]
     default_prompt_name: str | None
-    similarity: str
-    truncate_dim: int | None
+    similarity: str = ""
+    truncate_dim: int | None = None
     do_lower_case: bool
     trust_remote_code: bool
     max_active_dims: int | None = None  # of a sparse vector; None means any number
+
+    @property
+    def name(self) -> str:
+        """The folder's or the repository's name, for people."""
+        return self.path.resolve().name if Path(self.source).is_dir() else self.source.rpartition("/")[2]
 
     @property
     def is_sparse(self) -> bool:
@@ -51,11 +55,6 @@ class Checkpoint:
     def pooling(self) -> PoolingSpec:
         """The one pooling module."""
         return next(spec for spec in self.modules if isinstance(spec, PoolingSpec))
-
-
-def checkpoint_name(source: str | Path, path: Path) -> str:
-    """The name of the folder `path`, or the last part of a hub id."""
-    return path.resolve().name if Path(source).is_dir() else str(source).rpartition("/")[2]
 
 
 def weights_sha256(checkpoint: Checkpoint) -> str:

@@ -24,6 +24,8 @@ _LEGACY_MODES = {
 }
 _MODES = {"mean_sqrt_len_tokens": "mean_sqrt_len"} | {mode: mode for mode in _LEGACY_MODES.values()}
 
+DIM_KEYS = ("embedding_dimension", "word_embedding_dimension")  # the new spelling, and the old
+
 # Activations that a checkpoint may name, all built without arguments. Dotted paths are never
 # imported.
 ACTIVATIONS = frozenset(
@@ -156,17 +158,14 @@ def read_module(
 
     `feature` is the feature that it has to read and write. None for Dropout and after a problem.
     """
-    if kind in ("Normalize", "Dropout"):
-        has_config = (folder / "config.json").is_file()  # Normalize has had one since it can name its input
-        config = read_json(folder / "config.json", f"{name}/config.json", problems) if has_config else {}
-    else:
-        config = read_json(folder / "config.json", f"{name}/config.json", problems)
-        if not config:
-            return None
-    before = len(problems)
-    spec = _READERS[kind](config, folder, f"{name}/config.json", problems)
+    before, file, shown = len(problems), folder / "config.json", f"{name}/config.json"
+    may_lack = kind in ("Normalize", "Dropout")  # Normalize has had a config since it can name its input
+    config = {} if may_lack and not file.is_file() else read_json(file, shown, problems)
+    if len(problems) > before:
+        return None
+    spec = _READERS[kind](config, folder, shown, problems)
     if kind in ("Dense", "Normalize"):
-        _check_features(config, feature, f"{name}/config.json", problems)
+        _check_features(config, feature, shown, problems)
     if len(problems) > before:
         return None
     if isinstance(spec, DenseSpec | LayerNormSpec | WeightedLayerPoolingSpec):
@@ -184,8 +183,7 @@ def positive(config: dict[str, Any], keys: tuple[str, ...], name: str, problems:
 
 
 def _read_pooling(config: dict[str, Any], folder: Path, name: str, problems: Problems) -> PoolingSpec:
-    dim_keys = ("embedding_dimension", "word_embedding_dimension")
-    unknown_keys(config, (*dim_keys, "pooling_mode", "include_prompt", *_LEGACY_MODES), name, problems)
+    unknown_keys(config, (*DIM_KEYS, "pooling_mode", "include_prompt", *_LEGACY_MODES), name, problems)
     legacy = [mode for key, mode in _LEGACY_MODES.items() if config.get(key)]
     named = config.get("pooling_mode", legacy or "mean")
     modes = [named] if isinstance(named, str) else named
@@ -197,7 +195,7 @@ def _read_pooling(config: dict[str, Any], folder: Path, name: str, problems: Pro
         for mode in modes
         if not isinstance(mode, str) or mode not in _MODES
     ]
-    dim = positive(config, dim_keys, name, problems)
+    dim = positive(config, DIM_KEYS, name, problems)
     return PoolingSpec(
         dim, tuple(_MODES.get(str(mode), "") for mode in modes), bool(config.get("include_prompt", True))
     )
@@ -236,14 +234,13 @@ def _read_normalize(config: dict[str, Any], folder: Path, name: str, problems: P
 def _read_layer_pooling(
     config: dict[str, Any], folder: Path, name: str, problems: Problems
 ) -> WeightedLayerPoolingSpec:
-    dim_keys = ("embedding_dimension", "word_embedding_dimension")
-    unknown_keys(config, (*dim_keys, "layer_start", "num_hidden_layers"), name, problems)
+    unknown_keys(config, (*DIM_KEYS, "layer_start", "num_hidden_layers"), name, problems)
     config = {"layer_start": 4, "num_hidden_layers": 12} | config  # the defaults of sentence-transformers
     layer_start = positive(config, ("layer_start",), name, problems, least=0)
     num_hidden_layers = positive(config, ("num_hidden_layers",), name, problems)
     if layer_start > num_hidden_layers:
         problems.append(f"{name}: 'layer_start' is {layer_start}, but there are {num_hidden_layers} layers")
-    return WeightedLayerPoolingSpec(folder, positive(config, dim_keys, name, problems), layer_start, num_hidden_layers)
+    return WeightedLayerPoolingSpec(folder, positive(config, DIM_KEYS, name, problems), layer_start, num_hidden_layers)
 
 
 def _read_dropout(config: dict[str, Any], folder: Path, name: str, problems: Problems) -> None:

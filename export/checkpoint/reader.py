@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sbert_infer.errors import CheckpointError
-from sbert_infer.export.checkpoint.checkpoint import Checkpoint, checkpoint_name
+from sbert_infer.export.checkpoint.checkpoint import Checkpoint
 from sbert_infer.export.checkpoint.hub import locate, shown, weight_files
 from sbert_infer.export.checkpoint.modules import (
     SUPPORTED,
@@ -77,7 +77,6 @@ def read_checkpoint(
         raise CheckpointError(str(source), problems)
     return Checkpoint(
         source=str(source),
-        name=checkpoint_name(source, path),
         path=path,
         transformer_path=path / first.path,
         model_type=body.model_type,

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from sbert_infer.export.checkpoint.modules import (
+    DIM_KEYS,
     DenseSpec,
     ModuleSpec,
     PoolingSpec,
@@ -94,8 +95,7 @@ def read_sparse_module(
 
 
 def _read_splade(config: dict[str, Any], vocabulary: int | None, name: str, problems: Problems) -> SpladeSpec:
-    dim_keys = ("embedding_dimension", "word_embedding_dimension")
-    unknown_keys(config, ("pooling_strategy", "activation_function", "chunk_size", *dim_keys), name, problems)
+    unknown_keys(config, ("pooling_strategy", "activation_function", "chunk_size", *DIM_KEYS), name, problems)
     strategy = config.get("pooling_strategy", "max")
     activation = config.get("activation_function", "relu")
     for key, value, known in (
@@ -104,7 +104,7 @@ def _read_splade(config: dict[str, Any], vocabulary: int | None, name: str, prob
     ):
         if value not in known:
             problems.append(f"{name}: '{key}' must be {' or '.join(known)}, not {value!r}")
-    width = next((config[key] for key in dim_keys if config.get(key) is not None), None)
+    width = next((config[key] for key in DIM_KEYS if config.get(key) is not None), None)
     return SpladeSpec(width or vocabulary or 1, (f"splade_{strategy}",), activation=activation)
 
 

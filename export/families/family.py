@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,8 +17,9 @@ import sbert_infer
 from sbert_infer.artifact.manifest import Manifest
 from sbert_infer.errors import ExportError
 from sbert_infer.export.checkpoint.checkpoint import Checkpoint, weights_sha256
+from sbert_infer.export.checkpoint.modules import NormalizeSpec
 from sbert_infer.export.checkpoint.transformer import TokenCounter, plain_tokenizer_json, token_counter
-from sbert_infer.export.options import ExportOptions
+from sbert_infer.export.options import ExportOptions, Progress
 from sbert_infer.export.precision.int8 import Batch
 from sbert_infer.export.reference.encoder import Encoder
 from sbert_infer.export.verify.probe_texts import probe_texts
@@ -59,6 +60,8 @@ class Family(ABC):
             raise ExportError(
                 f"--outputs and --route are for sentence encoders, and this is a {self.kind}: leave them out"
             )
+        if self.options.fp16:
+            raise ExportError(f"--fp16 is not supported for {self.kind}s yet: leave it out, or take --int8")
 
     @abstractmethod
     def load(self) -> None:
@@ -84,7 +87,7 @@ class Family(ABC):
         """Batches of the user's `texts`, or of some of the probes if there are none."""
 
     @abstractmethod
-    def certify(self, path: Path, precision: str, threshold: float, progress: Callable[[int], object]) -> Any:
+    def certify(self, path: Path, precision: str, threshold: float, progress: Progress) -> Any:
         """Compare the artifact at `path` with the reference; return its certificate, a dataclass.
 
         Raises `ParityError` below `threshold`. The reference runs once for all artifacts.
@@ -99,17 +102,20 @@ class Family(ABC):
     def _draft_manifest(self) -> Manifest:
         """The manifest, without precision, fusion and parity."""
 
-    def common_manifest(self, **own: Any) -> Manifest:
+    def common_manifest(self, *, pooling: tuple[str, ...] = (), include_prompt: bool = True, **own: Any) -> Manifest:
         """A manifest with what all kinds of model have, and with the `own` values of this one."""
         checkpoint, tokenizer = self.checkpoint, self.reference.tokenizer
         return Manifest(
             name=checkpoint.name,
             architecture=checkpoint.model_type,
             precision="",
+            dim=checkpoint.dim,
             max_length=checkpoint.max_length,
+            normalized=bool(checkpoint.modules) and isinstance(checkpoint.modules[-1], NormalizeSpec),
             prompts=checkpoint.prompts,
             default_prompt_name=checkpoint.default_prompt_name,
             similarity=checkpoint.similarity,
+            truncate_dim=checkpoint.truncate_dim,
             pad_id=tokenizer.pad_token_id,
             padding_side=tokenizer.padding_side,
             truncation_side=tokenizer.truncation_side,
@@ -117,6 +123,8 @@ class Family(ABC):
             parity={},
             fusion={},
             versions=_versions(),
+            pooling=pooling,
+            include_prompt=include_prompt,
             **own,
         )
 

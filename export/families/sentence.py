@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -10,12 +10,12 @@ import onnx_ir as ir
 
 from sbert_infer.artifact.manifest import ENCODER, SENTENCE, TOKENS, Manifest
 from sbert_infer.errors import ExportError
-from sbert_infer.export.checkpoint.modules import NormalizeSpec
+from sbert_infer.export.checkpoint.modules import NormalizeSpec, PoolingSpec
 from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.checkpoint.static import SPARSE_STATIC, STATIC
 from sbert_infer.export.families.family import Family
 from sbert_infer.export.graph.trace import convert
-from sbert_infer.export.options import ExportOptions
+from sbert_infer.export.options import ExportOptions, Progress
 from sbert_infer.export.precision.int8 import Batch, calibration_samples
 from sbert_infer.export.reference.bge_m3 import TokenHeads, load_heads, unweighted_ids
 from sbert_infer.export.reference.encoder import Reference, load_reference
@@ -50,10 +50,16 @@ class SentenceEncoder(Family):
         return cls(checkpoint, options)
 
     def check_options(self) -> None:
-        """Refuse a precision for a table, which has nothing to compute."""
-        if self.checkpoint.model_type in (STATIC, SPARSE_STATIC) and self.options.precision != "fp32":
-            what = f"{self.checkpoint.name} is a table of static embeddings, with no layers to compute"
-            raise ExportError(f"{what}: export it without --{self.options.precision}")
+        """Refuse a precision for a table, and pooling that the kernel does not have."""
+        checkpoint = self.checkpoint
+        if checkpoint.model_type in (STATIC, SPARSE_STATIC) and self.options.precision != "fp32":
+            what = f"{checkpoint.name} is a table of static embeddings, with no layers to compute: export it without"
+            raise ExportError(f"{what} --{self.options.precision}")
+        odd = [type(spec).__name__ for spec in checkpoint.modules if not isinstance(spec, PoolingSpec | NormalizeSpec)]
+        unlike = checkpoint.pooling.modes != ("mean",) or not checkpoint.pooling.include_prompt or odd
+        if self.options.pooling == "kernel" and unlike:
+            has = ", ".join(["+".join(checkpoint.pooling.modes) + " pooling", *odd])
+            raise ExportError(f"--pooling kernel takes the mean and normalises, but {checkpoint.name} has {has}")
 
     def load(self) -> None:
         """Load the transformer and the modules after it."""
@@ -77,7 +83,7 @@ class SentenceEncoder(Family):
             ids, mask = self.reference.tokenize(some)
             yield {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
 
-    def certify(self, path: Path, precision: str, threshold: float, progress: Callable[[int], object]) -> Certificate:
+    def certify(self, path: Path, precision: str, threshold: float, progress: Progress) -> Certificate:
         """Compare the vectors, and the outputs for tokens if there are any."""
         certificate = certify(path, self.expected, threshold, progress)
         some = self.probes[::_EVERY]
@@ -101,11 +107,8 @@ class SentenceEncoder(Family):
         checkpoint, options = self.checkpoint, self.options
         return self.common_manifest(
             kind=ENCODER,
-            dim=checkpoint.dim,
             pooling=checkpoint.pooling.modes,
             include_prompt=checkpoint.pooling.include_prompt,
-            normalized=isinstance(checkpoint.modules[-1], NormalizeSpec),
-            truncate_dim=checkpoint.truncate_dim,
             outputs=self._outputs(),
             unweighted_ids=unweighted_ids(self.reference.tokenizer) if options.all_outputs else (),
             head=self._head() if options.token_output else (),

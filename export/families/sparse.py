@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from sbert_infer.errors import ExportError
 from sbert_infer.export.checkpoint.modules_json import has_sparse_module, read_entries
 from sbert_infer.export.checkpoint.transformer import TokenCounter
 from sbert_infer.export.families.sentence import SentenceEncoder
+from sbert_infer.export.options import Progress
 from sbert_infer.export.verify.sparse_parity import SparseCertificate, certify_sparse, some_texts
 
 
@@ -31,9 +31,7 @@ class SparseEncoder(SentenceEncoder):
             what = "--fp16" if self.options.fp16 else f"--outputs {self.options.outputs[-1]}"
             raise ExportError(f"{self.checkpoint.name} is a sparse encoder, for which there is no {what}: leave it out")
 
-    def certify(
-        self, path: Path, precision: str, threshold: float, progress: Callable[[int], object]
-    ) -> SparseCertificate:
+    def certify(self, path: Path, precision: str, threshold: float, progress: Progress) -> SparseCertificate:
         """Compare the vectors, and which of their dimensions are active."""
         return certify_sparse(path, self.expected, threshold, progress)
 

@@ -43,7 +43,7 @@ def _bias_into_product(graph: ir.Graph, node: ir.Node) -> None:
     shaped = tape.op("Reshape", [rows, tape.op("Concat", [sizes, width], {"axis": 0})])
     shaped.shape, shaped.type = node.outputs[0].shape, node.outputs[0].type
     activated = tape.op("Gelu", [shaped], domain="com.microsoft")
-    _put_in_place(graph, node, activated, tape)
+    ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, [activated])
 
 
 def _unmask_attention(graph: ir.Graph) -> None:
@@ -63,7 +63,8 @@ def _unmask_attention(graph: ir.Graph) -> None:
     for node in nodes:
         either = ir.tape.Tape()
         branches = {"then_branch": _branch(node, masked=False), "else_branch": _branch(node, masked=True)}
-        _put_in_place(graph, node, either.op("If", [unpadded], branches), either)
+        result = either.op("If", [unpadded], branches)
+        ir.convenience.replace_nodes_and_values(graph, node, [node], either.nodes, node.outputs, [result])
 
 
 def _is_masked(node: ir.Node) -> bool:
@@ -79,12 +80,3 @@ def _branch(node: ir.Node, *, masked: bool) -> ir.Graph:
     output.name = f"{source.name}.{'masked' if masked else 'unmasked'}"
     output.shape, output.type = source.shape, source.type
     return ir.Graph([], [output], nodes=[copy], name=output.name)
-
-
-def _put_in_place(graph: ir.Graph, node: ir.Node, result: ir.Value, tape: ir.tape.Tape) -> None:
-    """Replace `node` by the nodes on `tape`, whose output is `result`."""
-    old = node.outputs[0]
-    result.shape, result.type = old.shape, old.type
-    ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
-    graph.insert_before(node, tape.nodes)
-    graph.remove(node, safe=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sbert_infer.export.graph.attention import add, additive, attend, multi_head_attention
+from sbert_infer.export.graph.attention import add, additive, attend, attention_node, split_heads
 
 ATTENTION = "modeling_deberta_v2.DisentangledSelfAttention"
 
@@ -80,23 +80,21 @@ def fused_attention(
 ) -> tuple[Tensor, None]:
     """Attention of DeBERTa, which is not on transformers' attention interface.
 
-    Its mask arrives as [batch, 1, length, length], true for pairs of real tokens.
+    Its mask arrives as [batch, 1, length, length], true for pairs of real tokens. The node gets the
+    projections before they are split into heads: since the bias uses the heads as well, going back
+    from them would stay in the graph.
     """
-    query, key, value = self.query_proj(hidden), self.key_proj(hidden), self.value_proj(hidden)
+    flat = self.query_proj(hidden), self.key_proj(hidden), self.value_proj(hidden)
     heads = (*hidden.shape[:2], self.num_attention_heads, self.attention_head_size)
-    relative = relative_bias(self, query.view(heads).transpose(1, 2), key.view(heads).transpose(1, 2), relative_pos)
-    bias = add(relative, additive(attention_mask.bool(), hidden.dtype))
-    scale = score_scale(self)
-    return multi_head_attention(query, key, value, heads=heads[2], scale=scale, mask=None, bias=bias), None
+    query, key = (x.view(heads).transpose(1, 2) for x in flat[:2])
+    bias = add(relative_bias(self, query, key, relative_pos), additive(attention_mask.bool(), hidden.dtype))
+    return attention_node(flat, heads[2], score_scale(self), bias), None
 
 
 def plain_attention(
     self: Any, hidden: Tensor, attention_mask: Tensor, *_: Any, relative_pos: Tensor | None = None, **__: Any
 ) -> tuple[Tensor, None]:
     """As `fused_attention`, in standard operators."""
-    heads = (*hidden.shape[:2], self.num_attention_heads, self.attention_head_size)
-    projections = (self.query_proj, self.key_proj, self.value_proj)
-    query, key, value = (project(hidden).view(heads).transpose(1, 2) for project in projections)
+    query, key, value = split_heads(self, hidden, self.query_proj, self.key_proj, self.value_proj)
     bias = add(relative_bias(self, query, key, relative_pos), additive(attention_mask.bool(), hidden.dtype))
-    out = attend(query, key, value, score_scale(self), bias)
-    return out.transpose(1, 2).reshape(hidden.shape), None
+    return attend(query, key, value, score_scale(self), bias).reshape(hidden.shape), None

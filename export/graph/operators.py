@@ -39,6 +39,7 @@ from sbert_infer.export.graph.attention import (
     multi_head_attention,
     operator,
     repeated,
+    split_heads,
 )
 
 FUSED, PLAIN = "sbert_infer_fused", "sbert_infer_plain"
@@ -61,7 +62,7 @@ def plain_operators(encoder: nn.Module) -> Iterator[None]:
     """Within this context, tracing `encoder` emits standard operators; it can also be run."""
     AttentionInterface.register(PLAIN, _plain_attention)
     AttentionMaskInterface.register(PLAIN, _plain_mask)
-    with _operators(encoder, PLAIN, {MPNET: _plain_mpnet, deberta.ATTENTION: deberta.plain_attention}):
+    with _operators(encoder, PLAIN, {MPNET: partial(_mpnet, attend), deberta.ATTENTION: deberta.plain_attention}):
         yield
 
 
@@ -95,30 +96,21 @@ def _attention(
 
     `key` and `value` may have fewer heads.
     """
-    _refuse_unknown(module, options)
-    batch, heads, length, head_dim = query.shape
-    scale = options.get("scaling")
-    scale = head_dim**-0.5 if scale is None else float(scale)
+    scale = _scale(module, query, options)
     if mask is not None and mask.ndim == CAUSAL_NDIM:
-        flat = [x.transpose(1, 2).flatten(2) for x in (query, key, value)]
-        out = causal_attention(*flat, heads=heads, kv_heads=key.shape[1], scale=scale)
-        return out.view(batch, length, heads, head_dim), None
+        return causal_attention(query, key, value, scale), None
     padding = mask if mask is not None and mask.ndim == 2 else None
-    out = multi_head_attention(
-        *(x.transpose(1, 2).reshape(batch, length, heads * head_dim) for x in (query, *repeated(query, key, value))),
-        heads=heads,
-        scale=scale,
-        mask=padding,
-        bias=add(options.get("position_bias"), additive(mask, query.dtype) if padding is None else None),
-    )
-    return out.view(batch, length, heads, head_dim), None
+    bias = add(options.get("position_bias"), additive(mask, query.dtype) if padding is None else None)
+    return multi_head_attention(query, *repeated(query, key, value), scale, bias, padding), None
 
 
-def _refuse_unknown(module: nn.Module, options: dict[str, Any]) -> None:
-    """Refuse options that change the scores in a way that our operators can't."""
+def _scale(module: nn.Module, query: Tensor, options: dict[str, Any]) -> float:
+    """The scores' scale; options that change them in a way that our operators can't are refused."""
     for name in ("softcap", "s_aux"):
         if options.get(name) is not None:
             raise ExportError(f"{type(module).__name__} uses '{name}', which is not supported")
+    scale = options.get("scaling")
+    return query.shape[3] ** -0.5 if scale is None else float(scale)
 
 
 def _mask(
@@ -152,7 +144,12 @@ def _head_dim(options: dict[str, Any]) -> int:
 
 
 def _mpnet(
-    self: Any, hidden: Tensor, attention_mask: Tensor | None = None, position_bias: Tensor | None = None, **_: Any
+    attend: Callable[..., Tensor],
+    self: Any,
+    hidden: Tensor,
+    attention_mask: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **_: Any,
 ) -> tuple[Tensor]:
     """Attention of MPNet, which is not on transformers' attention interface.
 
@@ -160,20 +157,10 @@ def _mpnet(
     with large negative numbers for padding, which are clamped, since finfo.min plus a bias would
     overflow to -inf.
     """
-    bias = None if position_bias is None else position_bias.expand(hidden.shape[0], -1, -1, -1)
-    if attention_mask is not None:
-        attention_mask = attention_mask.clamp(min=MASKED)
-        bias = attention_mask if bias is None else bias + attention_mask  # [batch, heads, length, length]
-    out = multi_head_attention(
-        self.q(hidden),
-        self.k(hidden),
-        self.v(hidden),
-        heads=self.num_attention_heads,
-        scale=self.attention_head_size**-0.5,
-        mask=None,
-        bias=bias,
-    )
-    return (self.o(out),)
+    query, key, value = split_heads(self, hidden, self.q, self.k, self.v)
+    bias = add(position_bias, None if attention_mask is None else attention_mask.clamp(min=MASKED))
+    out = attend(query, key, value, self.attention_head_size**-0.5, bias)
+    return (self.o(out.reshape(hidden.shape)),)
 
 
 def _tanh_gelu(self: Any, x: Tensor) -> Tensor:
@@ -181,7 +168,7 @@ def _tanh_gelu(self: Any, x: Tensor) -> Tensor:
 
 
 _FUSED_PATCHES: dict[str, Callable[..., Any]] = {
-    MPNET: _mpnet,
+    MPNET: partial(_mpnet, multi_head_attention),
     deberta.ATTENTION: deberta.fused_attention,
     "activations.NewGELUActivation": _tanh_gelu,
     "activations.FastGELUActivation": _tanh_gelu,
@@ -200,12 +187,8 @@ def _plain_attention(
 
     `key` and `value` may have fewer heads.
     """
-    _refuse_unknown(module, options)
-    scale = options.get("scaling")
-    key, value = repeated(query, key, value)
     bias = add(options.get("position_bias"), additive(mask, query.dtype))
-    out = attend(query, key, value, query.shape[3] ** -0.5 if scale is None else float(scale), bias)
-    return out.transpose(1, 2), None
+    return attend(query, *repeated(query, key, value), _scale(module, query, options), bias), None
 
 
 def _plain_mask(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
@@ -214,14 +197,3 @@ def _plain_mask(*args: Any, attention_mask: Tensor | None = None, **options: Any
     if mask is not None and mask.ndim == 2:
         mask = mask[:, None, None, :].to(torch.bool)
     return additive(mask, options.get("dtype", torch.float32))
-
-
-def _plain_mpnet(
-    self: Any, hidden: Tensor, attention_mask: Tensor | None = None, position_bias: Tensor | None = None, **_: Any
-) -> tuple[Tensor]:
-    """As `_mpnet`."""
-    heads = (*hidden.shape[:2], self.num_attention_heads, self.attention_head_size)
-    query, key, value = (layer(hidden).view(heads).transpose(1, 2) for layer in (self.q, self.k, self.v))
-    bias = add(position_bias, None if attention_mask is None else attention_mask.clamp(min=MASKED))
-    out = attend(query, key, value, self.attention_head_size**-0.5, bias)
-    return (self.o(out.transpose(1, 2).reshape(hidden.shape)),)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from sbert_infer.artifact.plan_file import MODEL
 from sbert_infer.artifact.protobuf import fields
 
 Array = npt.NDArray[np.generic]
@@ -24,41 +24,23 @@ Array = npt.NDArray[np.generic]
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers of ModelProto, GraphProto, TensorProto
 
 
-@dataclass(frozen=True)
-class CpuGraph:
-    """The serialized graph, and the sizes of its weights by place."""
-
-    model: bytes
-    shared_bytes: int  # in the FP16 model's file
-    inline_bytes: int  # in the graph itself
-
-
-def make_cpu_graph(fused: ir.Model, half_model: bytes, location: str = "model.onnx") -> CpuGraph:
-    """Let `fused` take its matrices from `half_model`, the FP16 model stored in file `location`.
+def make_cpu_graph(fused: ir.Model, half_model: bytes) -> bytes:
+    """Let `fused` take its matrices from `half_model`, the FP16 model, and serialize it.
 
     Matrices that it lacks are kept inline in FP16, biases and norms, which are small, in FP32.
     `fused` itself is changed.
     """
     stored = {_digest(data): (offset, len(data)) for offset, data in _raw_data(half_model)}
-    graph, shared, inline = fused.graph, 0, 0
-    for value in list(graph.initializers.values()):
-        array = _array(value)
-        if array is None or array.ndim < 2 or array.dtype != np.float32:
-            inline += 0 if array is None else array.nbytes
+    for value in list(fused.graph.initializers.values()):
+        if value.const_value is None or value.dtype != ir.DataType.FLOAT or len(value.const_value.shape) < 2:
             continue
+        array = np.ascontiguousarray(value.const_value.numpy())
         # The modules after pooling are FP32 in the FP16 model as well.
         narrow = array if _digest(array) in stored else array.astype(np.float16)
         place = stored.get(_digest(narrow))
-        if place is None:
-            inline += narrow.nbytes
-        else:
-            shared += place[1]
-        _replace(graph, value, _external(narrow, place, location) if place else ir.tensor(narrow))
-    return CpuGraph(ir.to_proto(fused).SerializeToString(), shared, inline)
-
-
-def _array(value: ir.Value) -> Array | None:
-    return None if value.const_value is None else np.ascontiguousarray(value.const_value.numpy())
+        _replace(fused.graph, value, _external(narrow, place) if place else ir.tensor(narrow))
+    serialized: bytes = ir.to_proto(fused).SerializeToString()
+    return serialized
 
 
 def _digest(data: Array | memoryview) -> bytes:
@@ -83,10 +65,10 @@ def _address(data: memoryview) -> int:
     return np.frombuffer(data, np.uint8).ctypes.data
 
 
-def _external(array: Array, place: tuple[int, int], location: str) -> ir.ExternalTensor:
-    """`array` as a range of bytes, (offset, length), of the file `location`."""
+def _external(array: Array, place: tuple[int, int]) -> ir.ExternalTensor:
+    """`array` as a range of bytes, (offset, length), of the FP16 model's file."""
     dtype = ir.DataType.from_numpy(array.dtype)
-    return ir.ExternalTensor(location, *place, dtype, shape=ir.Shape(array.shape), name="")
+    return ir.ExternalTensor(MODEL, *place, dtype, shape=ir.Shape(array.shape), name="")
 
 
 def _replace(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol) -> None:

@@ -39,8 +39,8 @@ def to_half(reference: Reference, *, token_output: bool = False) -> ir.Model:
     half, checkpoint = _half_copy(reference), reference.checkpoint
     with quiet_tracer(), plain_operators(half.encoder):
         if token_output:
-            return tidy(trace(_Tokens(half), checkpoint, prompt=False, outputs=(TOKENS,)))
-        return tidy(trace(_Sentence(half), checkpoint, prompt=not checkpoint.pooling.include_prompt))
+            return tidy(trace(_Half(half, pooled=False), checkpoint, prompt=False, outputs=(TOKENS,)))
+        return tidy(trace(_Half(half, pooled=True), checkpoint, prompt=not checkpoint.pooling.include_prompt))
 
 
 def _half_copy(reference: Reference) -> Reference:
@@ -65,23 +65,13 @@ def _wide_norm(self: nn.LayerNorm, x: Tensor) -> Tensor:
     return F.layer_norm(x.float(), self.normalized_shape, self.weight, self.bias, self.eps).to(x.dtype)
 
 
-class _Tokens(nn.Module):
-    """The token vectors, [batch, length, width] in FP16."""
+class _Half(nn.Module):
+    """The token vectors in FP16; if `pooled`, pooling and the modules after it on them, in FP32."""
 
-    def __init__(self, half: Reference) -> None:
+    def __init__(self, half: Reference, *, pooled: bool) -> None:
         super().__init__()
-        self.reference = half
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return self.reference.token_vectors(input_ids, attention_mask).half()  # of several layers, the mean is FP32
-
-
-class _Sentence(nn.Module):
-    """Pooling and the modules after it, in FP32, on the token vectors."""
-
-    def __init__(self, half: Reference) -> None:
-        super().__init__()
-        self.tokens, self.reference = _Tokens(half), half
+        self.reference, self.pooled = half, pooled
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, prompt_length: Tensor | None = None) -> Tensor:
-        return self.reference.pool(self.tokens(input_ids, attention_mask).float(), attention_mask, prompt_length)
+        tokens = self.reference.token_vectors(input_ids, attention_mask).half()  # of several layers, the mean is FP32
+        return self.reference.pool(tokens.float(), attention_mask, prompt_length) if self.pooled else tokens

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ def refuse_overflow(reference: Reference) -> Iterator[None]:
     _check_weights(reference.encoder)
     peaks: dict[str, float] = {}
     hooks = [
-        module.register_forward_hook(_Watch(name, peaks), with_kwargs=True)
+        module.register_forward_hook(partial(_watch, name or "the encoder", peaks), with_kwargs=True)
         for name, module in reference.encoder.named_modules()
         if not name or _computes(module)
     ]
@@ -63,22 +64,16 @@ def _computes(module: nn.Module) -> bool:
     return next(module.children(), None) is None and not isinstance(module, (nn.Dropout, nn.Identity))
 
 
-class _Watch:
+def _watch(
+    name: str, peaks: dict[str, float], module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any
+) -> None:
     """A hook that keeps the largest magnitudes of a module's inputs and outputs."""
-
-    def __init__(self, name: str, peaks: dict[str, float]) -> None:
-        self._input, self._output = (f"the {side} of {name or 'the encoder'}" for side in ("input", "output"))
-        self._peaks = peaks
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        self._note(self._input, _hidden_states([*args, *kwargs.values()]))
-        self._note(self._output, _hidden_states(_items(output)))
-
-    def _note(self, place: str, tensors: Iterable[Tensor]) -> None:
-        for tensor in tensors:
+    for side, values in (("input", [*args, *kwargs.values()]), ("output", _items(output))):
+        place = f"the {side} of {name}"
+        for tensor in _hidden_states(values):
             low, high = tensor.aminmax()
             peak = max(-float(low), float(high))
-            self._peaks[place] = max(self._peaks.get(place, 0.0), math.inf if math.isnan(peak) else peak)
+            peaks[place] = max(peaks.get(place, 0.0), math.inf if math.isnan(peak) else peak)
 
 
 def _items(output: Any) -> Iterable[Any]:

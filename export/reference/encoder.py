@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -108,13 +108,9 @@ def build_module(spec: ModuleSpec, encoder: nn.Module) -> nn.Module:
         return Pooling(spec)
     if isinstance(spec, NormalizeSpec):
         return Normalize()
-    module: nn.Module
-    if isinstance(spec, DenseSpec):
-        module = Dense(spec)
-    elif isinstance(spec, LayerNormSpec):
-        module = LayerNorm(spec)
-    else:
-        module = WeightedLayerPooling(spec)
+    kinds: dict[type, Callable[[Any], nn.Module]]
+    kinds = {DenseSpec: Dense, LayerNormSpec: LayerNorm, WeightedLayerPoolingSpec: WeightedLayerPooling}
+    module = kinds[type(spec)](spec)
     module.load_state_dict(read_weights(spec.path))
     return module
 
@@ -122,9 +118,12 @@ def build_module(spec: ModuleSpec, encoder: nn.Module) -> nn.Module:
 class Encoder(nn.Module):
     """A transformer with its tokenizer and what follows it: the base of all references."""
 
-    checkpoint: Checkpoint
-    encoder: nn.Module
-    tokenizer: Any
+    def __init__(self, checkpoint: Checkpoint, encoder: nn.Module, tokenizer: Any) -> None:
+        super().__init__()
+        self.checkpoint = checkpoint
+        self.encoder = encoder
+        self.tokenizer = tokenizer
+        self.eval()
 
     @property
     def layers(self) -> int:
@@ -146,10 +145,7 @@ class Reference(Encoder):
     """Transformer, pooling and the modules after it. No branch of `forward` depends on the data."""
 
     def __init__(self, checkpoint: Checkpoint, encoder: nn.Module, tokenizer: Any) -> None:
-        super().__init__()
-        self.checkpoint = checkpoint
-        self.tokenizer = tokenizer
-        self.encoder = encoder
+        super().__init__(checkpoint, encoder, tokenizer)
         modules = [build_module(spec, encoder) for spec in checkpoint.modules]
         at = next(i for i, spec in enumerate(checkpoint.modules) if isinstance(spec, PoolingSpec))
         self.layer_pooling = modules[0] if isinstance(modules[0], WeightedLayerPooling) else None

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 Tensor = tuple[str, str, int]  # name, type and size without the batch; a size of -1 varies
+TEXT: Tensor = ("text", "TYPE_STRING", 1)  # what a client sends
+TRUNCATED: Tensor = ("truncated", "TYPE_BOOL", 1)  # whether the text was longer than the model's limit
 
 # None of these has been measured on a server; they are starting points.
 _GPU_QUEUE_DELAY_US = 1000  # a CPU need not wait: requests gather anyway while its instances are busy
@@ -38,19 +40,9 @@ class Served:
         return [("input_ids", "TYPE_INT64", -1), ("attention_mask", "TYPE_INT64", -1), *extra]
 
     @property
-    def text(self) -> Tensor:
-        """The tensor that a client sends."""
-        return "text", "TYPE_STRING", 1
-
-    @property
     def vector(self) -> Tensor:
         """The tensor that the model gives."""
         return "sentence_embedding", "TYPE_FP32", self.dim
-
-    @property
-    def truncated(self) -> Tensor:
-        """Whether the text was longer than the model's limit."""
-        return "truncated", "TYPE_BOOL", 1
 
 
 def tokenizer_config(served: Served) -> str:
@@ -60,8 +52,8 @@ def tokenizer_config(served: Served) -> str:
 name: "{served.name}_tokenizer"
 backend: "python"
 max_batch_size: {served.max_batch}
-{_tensors("input", [served.text])}
-{_tensors("output", [*served.tokens, served.truncated])}
+{_tensors("input", [TEXT])}
+{_tensors("output", [*served.tokens, TRUNCATED])}
 # What happens to a text that is longer than the model's limit: "report" cuts it and says so in the output
 # `truncated`, "error" refuses the request.
 parameters {{ key: "on_truncate" value {{ string_value: "report" }} }}
@@ -89,8 +81,8 @@ def ensemble_config(served: Served) -> str:
 name: "{served.name}"
 platform: "ensemble"
 max_batch_size: {served.max_batch}
-{_tensors("input", [served.text])}
-{_tensors("output", [served.vector, served.truncated])}
+{_tensors("input", [TEXT])}
+{_tensors("output", [served.vector, TRUNCATED])}
 ensemble_scheduling {{
   step [
     {{

@@ -68,13 +68,11 @@ def check_repository(artifact: Path, folder: Path, force: bool) -> None:
         raise ExportError(f"{folder / there[0]} exists: give --force to replace it, or another --triton-repository")
 
 
-def write_repository(
-    path: str | Path, folder: str | Path, *, instances: int | None = None, force: bool = False
-) -> TritonRepository:
+def write_repository(path: str | Path, folder: str | Path, *, force: bool = False) -> TritonRepository:
     """Write the three models that serve the artifact at `path` to the repository `folder`.
 
-    Other models in `folder` stay. `instances` of the model run at once: by default one for each
-    core of this machine or, on GPUs, one for each GPU.
+    Other models in `folder` stay. The model has one instance for each core of this machine or, on
+    GPUs, one for each GPU.
     """
     path, folder = Path(path), Path(folder)
     check_repository(path, folder, force)
@@ -82,7 +80,7 @@ def write_repository(
     if artifact.manifest.kind != ENCODER:
         raise ExportError(f"{path} is a {artifact.manifest.kind}: --triton-repository is for sentence encoders")
     engines, note = _usable_engines(artifact)
-    served = _served(artifact, engines, instances)
+    served = _served(artifact, engines)
     with _staging(folder) as staged:
         _write_tokenizer(staged / f"{served.name}_tokenizer", artifact, served)
         _write_model(staged / f"{served.name}_model", artifact, served, engines)
@@ -125,7 +123,7 @@ def _capability(target: str) -> str:
     return f"{digits[:-1]}.{digits[-1]}"
 
 
-def _served(artifact: Artifact, engines: dict[str, EngineFile], instances: int | None) -> Served:
+def _served(artifact: Artifact, engines: dict[str, EngineFile]) -> Served:
     manifest = artifact.manifest
     if isinstance(artifact, Plan):
         profiles = artifact.profiles
@@ -144,7 +142,7 @@ def _served(artifact: Artifact, engines: dict[str, EngineFile], instances: int |
         batch_tokens=budget,
         prompt_length=not manifest.include_prompt,
         gpu=gpu,
-        instances=(1 if gpu else usable_cores()) if instances is None else instances,
+        instances=1 if gpu else usable_cores(),
         fused=manifest.fusion.get("attention", 0) > 0 and not gpu,
         engines={capability: _file_name(engine) for capability, engine in engines.items()},
     )

@@ -1,7 +1,4 @@
-"""What is compared with the reference: an artifact, opened as a user would, or a graph on its own.
-
-The only module of the export that runs artifacts, so the only one that calls engines and backends.
-"""
+"""What is compared with the reference: an artifact, opened as a user would, or a graph."""
 
 from __future__ import annotations
 
@@ -18,14 +15,11 @@ import onnxruntime
 import torch
 
 from sbert_infer.backends.onnxruntime_session import FileModel, open_session
-from sbert_infer.base_engine import BaseEngine
 from sbert_infer.encode.sparse import SparseOutput, SparseRows
 from sbert_infer.engine import Engine
 from sbert_infer.errors import EngineError
 from sbert_infer.export.reference.encoder import Reference
 from sbert_infer.export.verify.fp16_emulation import emulate_half
-from sbert_infer.reranker import Reranker
-from sbert_infer.types import Pair
 
 Vectors = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -43,25 +37,14 @@ class Candidate(Protocol):
         ...
 
 
-class _Opened:
-    """An artifact in an engine."""
-
-    _engine: BaseEngine
-
-    def close(self) -> None:
-        """Close the engine."""
-        self._engine.close()
-
-
-class EngineCandidate(_Opened):
+class EngineCandidate:
     """The artifact of a sentence encoder."""
-
-    _engine: Engine
 
     def __init__(self, path: Path, **options: Any) -> None:
         """Open it with these options of `Engine`."""
         self._engine = Engine(path, on_truncate="ignore", **options)
         self._engine.truncate_dim = None
+        self.close = self._engine.close
 
     def encode(self, texts: Sequence[str], prompt: str = "") -> Vectors:
         """Encode `texts` as a user would."""
@@ -84,31 +67,6 @@ class SparseCandidate(EngineCandidate):
         return SparseRows.of([row for window in windows for row in window.vectors], manifest.dim).to_dense()
 
 
-class PairCandidate(_Opened):
-    """The artifact of a cross-encoder."""
-
-    def __init__(self, path: Path) -> None:
-        self._engine = Reranker(path, on_truncate="ignore", workers=1)
-
-    def run_together(self, pairs: Sequence[Pair]) -> Vectors:
-        """Score `pairs` in one batch, [pairs, labels]."""
-        return self._engine.pipeline.run_together(pairs)
-
-
-class MultiVectorCandidate(_Opened):
-    """The artifact of a multi-vector encoder."""
-
-    _engine: Engine
-
-    def __init__(self, path: Path) -> None:
-        self._engine = Engine(path, on_truncate="ignore", threads=1)
-
-    def encode(self, texts: Sequence[str], task: str | None, prompt: str) -> list[Vectors]:
-        """The vectors of each text, [tokens, dim]."""
-        vectors: list[Vectors] = self._engine.encode(list(texts), task=task, prompt=prompt)
-        return vectors
-
-
 def open_outputs(path: Path, *names: str) -> Callable[[Ids, Ids], list[Vectors]]:
     """A function from ids and mask [batch, length] to these outputs of the artifact's graph."""
     session = open_session(FileModel(path), 1)
@@ -121,23 +79,15 @@ def open_outputs(path: Path, *names: str) -> Callable[[Ids, Ids], list[Vectors]]
 
 
 class GraphCandidate:
-    """A serialized graph in onnxruntime on the CPU.
+    """A graph in a session of onnxruntime on the CPU.
 
     `reference` tokenizes, and pools where the graph does not.
     """
 
-    def __init__(self, model: bytes, reference: Reference, *, weights: bytes | None = None) -> None:
-        """Load an FP16 graph or, if `weights` (the bytes of `model.onnx`) are given, a CPU graph.
-
-        The FP16 graph is run with its rounding made explicit; see `fp16_emulation.py`.
-        """
-        self._reference = reference
+    def __init__(self, session: Any, reference: Reference) -> None:
+        self._session, self._reference = session, reference
         self._tokenizing = threading.Lock()  # the tokenizer must not be used by two threads at once
-        try:
-            self._session: Any = _open_half(model) if weights is None else _open_cpu_graph(model, weights)
-        except Exception as error:  # onnxruntime's own exceptions share no base class
-            raise EngineError(f"onnxruntime {onnxruntime.__version__} can't load the graph: {error}") from error
-        self._output = self._session.get_outputs()[0].name
+        self._output = session.get_outputs()[0].name
 
     def encode(self, texts: Sequence[str], prompt: str = "") -> Vectors:
         """Encode `texts` in one batch."""
@@ -150,7 +100,7 @@ class GraphCandidate:
             inputs["prompt_length"] = np.array(prompt_length)
         try:
             output = self._session.run([self._output], inputs)[0]
-        except Exception as error:  # as above
+        except Exception as error:  # onnxruntime's own exceptions share no base class
             raise EngineError(f"onnxruntime {onnxruntime.__version__} can't run the graph: {error}") from error
         vectors: Vectors = output if pooled else self._pool(output, mask, prompt_length)
         if not np.isfinite(vectors).all():
@@ -167,25 +117,18 @@ class GraphCandidate:
         return vectors
 
 
-def _open_half(model: bytes) -> Any:
-    """Open `model` from a file with external weights: in FP32 they may exceed protobuf's 2 GB."""
+def open_half(model: bytes) -> Any:
+    """Open the FP16 graph `model` with its rounding made explicit; see `fp16_emulation.py`.
+
+    From a file with external weights: in FP32 they may exceed protobuf's 2 GB.
+    """
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
     with TemporaryDirectory() as folder:
         path = Path(folder) / "emulated.onnx"
-        ir.save(emulate_half(model), path, external_data="weights")
-        return _session(path, onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL)
-
-
-def _open_cpu_graph(model: bytes, weights: bytes) -> Any:
-    """Open `model` from a file: onnxruntime before 1.24 finds external weights in no other way."""
-    with TemporaryDirectory() as folder:
-        (Path(folder) / "model.onnx").write_bytes(weights)
-        path = Path(folder) / "cpu.onnx"
-        path.write_bytes(model)
-        return _session(path, onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC)
-
-
-def _session(path: Path, level: Any) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = level
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        try:
+            ir.save(emulate_half(model), path, external_data="weights")
+            return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # as above
+            raise EngineError(f"onnxruntime {onnxruntime.__version__} can't load the graph: {error}") from error

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from sbert_infer._util.cores import usable_cores
 from sbert_infer.errors import EngineError, ParityError
+from sbert_infer.export.options import Progress, no_progress
 from sbert_infer.export.reference.encoder import Reference
 from sbert_infer.export.verify.candidate import Candidate, EngineCandidate
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH
@@ -55,12 +56,7 @@ class Expected:
     max_length: int
 
 
-def certify(
-    path: Path,
-    expected: Expected,
-    threshold: float,
-    progress: Callable[[int], object] = lambda count: None,
-) -> Certificate:
+def certify(path: Path, expected: Expected, threshold: float, progress: Progress = no_progress) -> Certificate:
     """Compare the artifact at `path` with the reference's vectors, alone and in mixed batches.
 
     Raises `ParityError`, with the worst texts, if a cosine is below `threshold` or a number is not
@@ -81,10 +77,7 @@ def expect(reference: Reference, texts: Sequence[str]) -> Expected:
 
 
 def compare(
-    candidate: Candidate,
-    expected: Expected,
-    threshold: float,
-    progress: Callable[[int], object] = lambda count: None,
+    candidate: Candidate, expected: Expected, threshold: float, progress: Progress = no_progress
 ) -> Certificate:
     """Let `candidate` encode each text alone, in mixed batches and with each prompt.
 
@@ -133,10 +126,7 @@ def _check_finite(vectors: Vectors, texts: Sequence[str]) -> None:
 
 
 def in_batches(
-    encode: Callable[[list[Item]], Vectors],
-    texts: Sequence[Item],
-    batches: Sequence[Sequence[int]],
-    progress: Callable[[int], object],
+    encode: Callable[[list[Item]], Vectors], texts: Sequence[Item], batches: Sequence[list[int]], progress: Progress
 ) -> Vectors:
     """The vectors of `texts`, with one call of `encode` for each batch, several calls at once."""
     vectors: dict[int, Vectors] = {}

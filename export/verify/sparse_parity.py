@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from sbert_infer.export.options import Progress
 from sbert_infer.export.verify.candidate import SparseCandidate
 from sbert_infer.export.verify.parity import Certificate, Expected, compare, refusing_failures
 
@@ -29,12 +30,7 @@ def some_texts(texts: Sequence[str], dim: int) -> list[str]:
     return list(texts[:: max(1, -(-len(texts) * dim // _MAX_NUMBERS))])
 
 
-def certify_sparse(
-    path: Path,
-    expected: Expected,
-    threshold: float,
-    progress: Callable[[int], object] = lambda count: None,
-) -> SparseCertificate:
+def certify_sparse(path: Path, expected: Expected, threshold: float, progress: Progress) -> SparseCertificate:
     """Compare the artifact at `path` with the reference's vectors; raises as `certify` does."""
     with refusing_failures(), closing(SparseCandidate(path, workers=1)) as candidate:
         certificate = compare(candidate, expected, threshold, progress)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sbert_infer.errors import CheckpointError
-from sbert_infer.export.checkpoint.checkpoint import Checkpoint, checkpoint_name
+from sbert_infer.export.checkpoint.checkpoint import Checkpoint
 from sbert_infer.export.checkpoint.hub import locate, weight_files
 from sbert_infer.export.checkpoint.modules import Problems, peek_json, read_json, unknown_keys
 from sbert_infer.export.checkpoint.modules_json import read_entries
@@ -30,20 +30,17 @@ _REFUSED = {
 }
 
 
-@dataclass(frozen=True)
-class CrossEncoderCheckpoint:
-    """The content of a cross-encoder's checkpoint, the same for all layouts."""
+@dataclass(frozen=True, kw_only=True)
+class CrossEncoderCheckpoint(Checkpoint):
+    """The content of a cross-encoder's checkpoint, the same for all layouts. It has no modules."""
 
-    checkpoint: Checkpoint  # of the model, which no modules follow
     activation: str  # identity or sigmoid
     labels: tuple[str, ...]
 
-
-@dataclass(frozen=True)
-class _Settings:
-    prompts: dict[str, str]
-    default_prompt_name: str | None = None
-    activation: str | None = None  # dotted path
+    @property
+    def dim(self) -> int:
+        """Number of scores."""
+        return len(self.labels)
 
 
 def is_cross_encoder(path: Path) -> bool:
@@ -68,7 +65,8 @@ def read_cross_encoder(
     folder = path / (_module_folder(path, problems) if own else "")
     config = read_config(folder, path, trust_remote_code, problems)
     transformer = _read_transformer_settings(folder, path, own, problems)
-    settings = _read_settings(path / _SETTINGS, problems) if own else _Settings({})
+    settings = _read_settings(path / _SETTINGS, problems) if own else {}
+    prompts = read_prompts(settings, _SETTINGS, problems, usual=())
     weight_files(folder, "", problems)
     tokenizer = read_tokenizer(folder, path, own, trust_remote_code, problems)
     limit = length_limit(transformer.max_length, tokenizer, config, max_length, problems)
@@ -77,23 +75,19 @@ def read_cross_encoder(
     _check_architecture(config, problems)
     if problems:
         raise CheckpointError(str(source), problems)
-    checkpoint = Checkpoint(
+    return CrossEncoderCheckpoint(
         source=str(source),
-        name=checkpoint_name(source, path),
         path=path,
         transformer_path=folder,
         model_type=config.model_type,
-        modules=(),
         max_length=limit,
-        prompts=settings.prompts,
-        default_prompt_name=settings.default_prompt_name,
-        similarity="",
-        truncate_dim=None,
+        prompts=prompts,
+        default_prompt_name=settings.get("default_prompt_name"),
         do_lower_case=transformer.do_lower_case,
         trust_remote_code=trust_remote_code,
+        activation=activation,
+        labels=tuple(str(config.id2label[index]) for index in range(config.num_labels)),
     )
-    labels = tuple(str(config.id2label[index]) for index in range(config.num_labels))
-    return CrossEncoderCheckpoint(checkpoint, activation, labels)
 
 
 def _module_folder(path: Path, problems: Problems) -> str:
@@ -116,18 +110,17 @@ def _read_transformer_settings(folder: Path, root: Path, own: bool, problems: Pr
     return read_transformer_settings(folder, root, problems, task="sequence-classification")
 
 
-def _read_settings(file: Path, problems: Problems) -> _Settings:
-    config = read_json(file, file.name, problems)
+def _read_settings(file: Path, problems: Problems) -> dict[str, Any]:
+    config: dict[str, Any] = read_json(file, file.name, problems)
     known = ("prompts", "default_prompt_name", "model_type", "activation_fn", "keep_in_fp32_modules")
     unknown_keys(config, (*known, "__version__", "requirements"), file.name, problems)
-    prompts = read_prompts(config, file.name, problems, usual=())
-    return _Settings(prompts, config.get("default_prompt_name"), config.get("activation_fn"))
+    return config
 
 
-def _activation(settings: _Settings, config: Any, problems: Problems) -> str:
+def _activation(settings: dict[str, Any], config: Any, problems: Problems) -> str:
     """The activation, by its name alone: nothing that a checkpoint names is imported."""
     saved = getattr(config, "sentence_transformers", None)
-    path = settings.activation
+    path = settings.get("activation_fn")
     if path is None and isinstance(saved, dict):
         path = saved.get("activation_fn")
     path = path or getattr(config, "sbert_ce_default_activation_function", None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from sbert_infer.export.families.cross_encoder.parity import (
 from sbert_infer.export.families.cross_encoder.reference import PairReference, load_pair_reference
 from sbert_infer.export.families.family import Family
 from sbert_infer.export.graph.trace import build_graph
-from sbert_infer.export.options import ExportOptions
+from sbert_infer.export.options import ExportOptions, Progress
 from sbert_infer.export.precision.int8 import Batch, calibration_samples
 from sbert_infer.types import Pair
 
@@ -38,12 +38,9 @@ class CrossEncoder(Family):
 
     kind = "cross-encoder"
     unit = "pairs"
+    checkpoint: CrossEncoderCheckpoint
     reference: PairReference
     probes: list[Pair]
-
-    def __init__(self, cross_encoder: CrossEncoderCheckpoint, options: ExportOptions) -> None:
-        super().__init__(cross_encoder.checkpoint, options)
-        self.cross_encoder = cross_encoder
 
     @classmethod
     def recognises(cls, path: Path, route: str | None) -> bool:
@@ -60,14 +57,14 @@ class CrossEncoder(Family):
 
     def load(self) -> None:
         """Load the model for sequence classification."""
-        self.reference = load_pair_reference(self.cross_encoder)
+        self.reference = load_pair_reference(self.checkpoint)
 
     @property
     def description(self) -> str:
         """Architecture, labels, activation and length limit."""
-        labels, activation = len(self.cross_encoder.labels), self.cross_encoder.activation
-        what = f"{self.checkpoint.model_type} cross-encoder, {labels} label{'s' * (labels > 1)}, {activation}"
-        return f"{what}, {self.checkpoint.max_length} tokens"
+        checkpoint, labels = self.checkpoint, f"{self.checkpoint.dim} label{'s' * (self.checkpoint.dim > 1)}"
+        what = f"{checkpoint.model_type} cross-encoder, {labels}, {checkpoint.activation}"
+        return f"{what}, {checkpoint.max_length} tokens"
 
     def trace(self, *, portable: bool = False) -> ir.Model:
         """Convert: input_ids, attention_mask, and token_type_ids if it has them -> scores."""
@@ -79,11 +76,9 @@ class CrossEncoder(Family):
         for some in calibration_samples(pairs, size=lambda pair: sum(map(len, pair))):
             yield {name: values.numpy() for name, values in self.reference.tokenize(some).items()}
 
-    def certify(
-        self, path: Path, precision: str, threshold: float, progress: Callable[[int], object]
-    ) -> ScoreCertificate:
+    def certify(self, path: Path, precision: str, threshold: float, progress: Progress) -> ScoreCertificate:
         """Compare the scores before the activation."""
-        return certify_scores(path, self.expected, threshold, exact=precision == "fp32", progress=progress)
+        return certify_scores(path, self.expected, threshold, progress, exact=precision == "fp32")
 
     @cached_property
     def expected(self) -> ExpectedScores:
@@ -95,15 +90,10 @@ class CrossEncoder(Family):
 
     def _draft_manifest(self) -> Manifest:
         return self.common_manifest(
-            dim=len(self.cross_encoder.labels),
-            pooling=(),
-            include_prompt=True,
-            normalized=False,
-            truncate_dim=None,
             outputs=(SCORES,),
             kind=RERANKER,
-            activation=self.cross_encoder.activation,
-            labels=self.cross_encoder.labels,
+            activation=self.checkpoint.activation,
+            labels=self.checkpoint.labels,
             token_types=self.reference.token_types,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +11,10 @@ import numpy.typing as npt
 
 from sbert_infer.errors import ParityError
 from sbert_infer.export.families.cross_encoder.reference import PairReference
-from sbert_infer.export.verify.candidate import PairCandidate
+from sbert_infer.export.options import Progress
 from sbert_infer.export.verify.parity import in_batches, mixed_batches, refusing_failures
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH, ODD, SENTENCES, probe_texts
+from sbert_infer.reranker import Reranker
 from sbert_infer.types import Pair
 
 Scores = npt.NDArray[np.float32]
@@ -71,12 +71,7 @@ def expect_scores(reference: PairReference, pairs: Sequence[Pair]) -> ExpectedSc
 
 
 def certify_scores(
-    path: Path,
-    expected: ExpectedScores,
-    threshold: float,
-    *,
-    exact: bool,
-    progress: Callable[[int], object] = lambda count: None,
+    path: Path, expected: ExpectedScores, threshold: float, progress: Progress, *, exact: bool
 ) -> ScoreCertificate:
     """Compare the artifact at `path` with the reference's scores, alone and in mixed batches.
 
@@ -84,10 +79,11 @@ def certify_scores(
     is not finite, or if the artifact should be `exact`, as FP32 is, and a score is not.
     """
     pairs = expected.pairs
-    with refusing_failures(), closing(PairCandidate(path)) as candidate:
-        alone = in_batches(candidate.run_together, pairs, [[row] for row in range(len(pairs))], progress)
+    with refusing_failures(), Reranker(path, on_truncate="ignore", workers=1) as reranker:
+        score = reranker.pipeline.run_together
+        alone = in_batches(score, pairs, [[row] for row in range(len(pairs))], progress)
         batches = mixed_batches([first + second for first, second in pairs])
-        mixed = in_batches(candidate.run_together, pairs, batches, progress)
+        mixed = in_batches(score, pairs, batches, progress)
     certificate = _compare(expected, alone, mixed, threshold)
     wrong = exact and not certificate.max_abs <= _MAX_ERROR * certificate.spread
     if wrong or not certificate.correlation >= threshold:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sbert_infer.export.checkpoint.transformer import load_tokenizer
 from sbert_infer.export.families.cross_encoder.checkpoint import CrossEncoderCheckpoint
@@ -20,14 +20,6 @@ Scores = npt.NDArray[np.float32]
 
 class PairReference(Encoder):
     """The model for sequence classification. Its scores are those before the activation."""
-
-    def __init__(self, cross_encoder: CrossEncoderCheckpoint, encoder: nn.Module, tokenizer: Any) -> None:
-        super().__init__()
-        self.cross_encoder = cross_encoder
-        self.checkpoint = cross_encoder.checkpoint
-        self.tokenizer = tokenizer
-        self.encoder = encoder
-        self.eval()
 
     @property
     def token_types(self) -> bool:
@@ -51,14 +43,13 @@ class PairReference(Encoder):
     @torch.inference_mode()
     def score(self, pairs: Sequence[Pair], *, batch_size: int = 16) -> Scores:
         """[pairs, labels]."""
-        scores = np.empty((len(pairs), len(self.cross_encoder.labels)), np.float32)
+        scores = np.empty((len(pairs), self.checkpoint.dim), np.float32)
         for rows in batches_by_length([sum(map(len, pair)) for pair in pairs], batch_size):
             scores[rows] = self(**self.tokenize([pairs[i] for i in rows])).numpy()
         return scores
 
 
-def load_pair_reference(cross_encoder: CrossEncoderCheckpoint) -> PairReference:
+def load_pair_reference(checkpoint: CrossEncoderCheckpoint) -> PairReference:
     """Load the weights in FP32; raises `CheckpointError` if they do not fit the model."""
-    checkpoint = cross_encoder.checkpoint
     encoder = load_encoder(checkpoint, "AutoModelForSequenceClassification")
-    return PairReference(cross_encoder, encoder, load_tokenizer(checkpoint))
+    return PairReference(checkpoint, encoder, load_tokenizer(checkpoint))

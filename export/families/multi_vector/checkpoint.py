@@ -15,13 +15,14 @@ from typing import Any
 
 from sbert_infer.encode.multi_vector import Role
 from sbert_infer.errors import CheckpointError
-from sbert_infer.export.checkpoint.checkpoint import Checkpoint, checkpoint_name
+from sbert_infer.export.checkpoint.checkpoint import Checkpoint
 from sbert_infer.export.checkpoint.hub import locate, shown, weight_files
 from sbert_infer.export.checkpoint.modules import (
     DenseSpec,
     ModuleSpec,
     NormalizeSpec,
     Problems,
+    output_dim,
     peek_json,
     read_json,
     read_module,
@@ -35,7 +36,7 @@ from sbert_infer.export.checkpoint.settings import (
     read_transformer_settings,
 )
 from sbert_infer.export.checkpoint.transformer import read_config, read_tokenizer
-from sbert_infer.export.families.multi_vector.roles import RoleSettings, mark_prefixes, read_roles
+from sbert_infer.export.families.multi_vector.roles import ModelSettings, RoleSettings, mark_prefixes, read_roles
 from sbert_infer.export.families.multi_vector.stanford_colbert import is_stanford, read_stanford
 from sbert_infer.similarity import MULTI_SIMILARITIES
 
@@ -54,26 +55,21 @@ _PYLATE_KEYS = (
 _EXPANDED_LENGTH = 32  # of PyLate's queries, if it is not set
 
 
-@dataclass(frozen=True)
-class MultiVectorCheckpoint:
-    """The content of a multi-vector encoder's checkpoint, the same for all layouts."""
+@dataclass(frozen=True, kw_only=True)
+class MultiVectorCheckpoint(Checkpoint):
+    """The content of a multi-vector encoder's checkpoint, the same for all layouts.
 
-    checkpoint: Checkpoint  # its modules work on token vectors; its limit is that of the longest role
-    dim: int
+    Its modules work on token vectors, and its limit is that of the longest role.
+    """
+
+    hidden_size: int
     roles: dict[str, Role]
     prefixes: tuple[str, ...]  # marks before a text, of one token each
 
-
-@dataclass(frozen=True)
-class _Settings:
-    """Settings of the whole model, in any layout."""
-
-    prompts: dict[str, str]
-    default_prompt_name: str | None
-    similarity: str
-    modules: list[tuple[str, ModuleSpec]]
-    by_role: RoleSettings
-    prefixes: tuple[str, ...]
+    @property
+    def dim(self) -> int:
+        """Width of a token's vector."""
+        return output_dim(self.modules) or self.hidden_size
 
 
 def is_multi_vector(path: Path) -> bool:
@@ -97,7 +93,7 @@ def read_multi_vector(
     transformer = read_transformer_settings(folder, path, problems, roles=True)
     weight_files(folder, shown(folder, path), problems)
     tokenizer = read_tokenizer(folder, path, True, trust_remote_code, problems)
-    settings = _read_stanford(path, problems) if is_stanford(path) else _read(path, entries, transformer, problems)
+    settings = read_stanford(path, problems) if is_stanford(path) else _read(path, entries, transformer, problems)
     if not problems:
         _check_widths(settings.modules, config.hidden_size, problems)
         mark_prefixes(tokenizer, settings.prefixes)
@@ -105,34 +101,25 @@ def read_multi_vector(
         roles = read_roles(settings.by_role, saved, tokenizer, config, max_length, problems)
     if problems:
         raise CheckpointError(str(source), problems)
-    specs = tuple(spec for _, spec in settings.modules)
-    checkpoint = Checkpoint(
+    return MultiVectorCheckpoint(
         source=str(source),
-        name=checkpoint_name(source, path),
         path=path,
         transformer_path=folder,
         model_type=config.model_type,
-        modules=specs,
+        modules=tuple(spec for _, spec in settings.modules),
         max_length=max(role.max_length for role in roles.values()),
         prompts=settings.prompts,
         default_prompt_name=settings.default_prompt_name,
         similarity=settings.similarity,
-        truncate_dim=None,
         do_lower_case=transformer.do_lower_case,
         trust_remote_code=trust_remote_code,
-    )
-    dense = [spec.out_features for spec in specs if isinstance(spec, DenseSpec)]
-    return MultiVectorCheckpoint(checkpoint, [config.hidden_size, *dense][-1], roles, settings.prefixes)
-
-
-def _read_stanford(path: Path, problems: Problems) -> _Settings:
-    found = read_stanford(path, problems)
-    return _Settings(
-        found.prompts, None, MULTI_SIMILARITIES[0], found.modules, found.by_role, tuple(found.prompts.values())
+        hidden_size=config.hidden_size,
+        roles=roles,
+        prefixes=settings.prefixes,
     )
 
 
-def _read(path: Path, entries: list[Entry], transformer: TransformerSettings, problems: Problems) -> _Settings:
+def _read(path: Path, entries: list[Entry], transformer: TransformerSettings, problems: Problems) -> ModelSettings:
     """The layouts with modules.json."""
     file = path / _SETTINGS
     config = read_json(file, file.name, problems)
@@ -159,7 +146,7 @@ def _read(path: Path, entries: list[Entry], transformer: TransformerSettings, pr
         by_role = _read_pylate_roles(config, transformer.by_role, file.name, problems)
         modules.append(("Normalize", NormalizeSpec()))
     prefixes = tuple(mark for mark in marks.values() if mark)
-    return _Settings(prompts, config.get("default_prompt_name"), similarity, modules, by_role, prefixes)
+    return ModelSettings(prompts, modules, by_role, prefixes, config.get("default_prompt_name"), similarity)
 
 
 def _read_native_roles(path: Path, entries: list[Entry], saved: dict[str, Any], problems: Problems) -> RoleSettings:

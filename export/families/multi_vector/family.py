@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,6 @@ from pathlib import Path
 import onnx_ir as ir
 
 from sbert_infer.artifact.manifest import MULTI_VECTOR, TOKENS, Manifest
-from sbert_infer.export.checkpoint.modules import NormalizeSpec
 from sbert_infer.export.families.family import Family
 from sbert_infer.export.families.multi_vector.checkpoint import (
     MultiVectorCheckpoint,
@@ -25,7 +24,7 @@ from sbert_infer.export.families.multi_vector.parity import (
 )
 from sbert_infer.export.families.multi_vector.reference import MultiVectorReference, load_multi_vector_reference
 from sbert_infer.export.graph.trace import build_graph
-from sbert_infer.export.options import ExportOptions
+from sbert_infer.export.options import ExportOptions, Progress
 from sbert_infer.export.precision.int8 import Batch, calibration_samples
 from sbert_infer.export.verify.probe_texts import SENTENCES
 
@@ -37,12 +36,9 @@ class MultiVectorEncoder(Family):
 
     kind = "multi-vector encoder"
     unit = "texts in each role"
+    checkpoint: MultiVectorCheckpoint
     reference: MultiVectorReference
     probes: list[str]
-
-    def __init__(self, multi_vector: MultiVectorCheckpoint, options: ExportOptions) -> None:
-        super().__init__(multi_vector.checkpoint, options)
-        self.multi_vector = multi_vector
 
     @classmethod
     def recognises(cls, path: Path, route: str | None) -> bool:
@@ -59,14 +55,14 @@ class MultiVectorEncoder(Family):
 
     def load(self) -> None:
         """Load the transformer and the modules on its token vectors."""
-        self.reference = load_multi_vector_reference(self.multi_vector)
+        self.reference = load_multi_vector_reference(self.checkpoint)
 
     @property
     def description(self) -> str:
         """Architecture and sizes."""
-        roles, dim = self.multi_vector.roles, self.multi_vector.dim
+        checkpoint, roles = self.checkpoint, self.checkpoint.roles
         limits = f"{roles['query'].max_length} and {roles['document'].max_length} tokens"
-        return f"{self.checkpoint.model_type} multi-vector encoder, {dim} dimensions, {limits}"
+        return f"{checkpoint.model_type} multi-vector encoder, {checkpoint.dim} dimensions, {limits}"
 
     def trace(self, *, portable: bool = False) -> ir.Model:
         """Convert the reference: input_ids, attention_mask -> token_embeddings.
@@ -74,7 +70,7 @@ class MultiVectorEncoder(Family):
         Causality hides padding on the right from the tokens before it, but not from an expansion,
         whose tokens get vectors without being attended to: then the mask must stay.
         """
-        masked = any(role.expand_to and not role.attend_to_expansion for role in self.multi_vector.roles.values())
+        masked = any(role.expand_to and not role.attend_to_expansion for role in self.checkpoint.roles.values())
         side = "left" if masked else self.reference.tokenizer.padding_side
         return build_graph(self.reference, (TOKENS,), portable=portable, padding_side=side)
 
@@ -89,9 +85,7 @@ class MultiVectorEncoder(Family):
                 tokens = self.reference.tokenize([prompt + text for text in some[rows]], task)
                 yield {"input_ids": tokens.input_ids.numpy(), "attention_mask": tokens.attention_mask.numpy()}
 
-    def certify(
-        self, path: Path, precision: str, threshold: float, progress: Callable[[int], object]
-    ) -> MultiVectorCertificate:
+    def certify(self, path: Path, precision: str, threshold: float, progress: Progress) -> MultiVectorCertificate:
         """Compare the vectors of all tokens in each role."""
         return certify_multi_vector(path, self.expected, threshold, progress)
 
@@ -101,14 +95,8 @@ class MultiVectorEncoder(Family):
         return expect_vectors(self.reference, self.probes)
 
     def _draft_manifest(self) -> Manifest:
-        modules = self.checkpoint.modules
         return self.common_manifest(
-            dim=self.multi_vector.dim,
-            pooling=(),
-            include_prompt=True,
-            normalized=bool(modules) and isinstance(modules[-1], NormalizeSpec),
-            truncate_dim=None,
             outputs=(TOKENS,),
             kind=MULTI_VECTOR,
-            roles={task: asdict(role) for task, role in self.multi_vector.roles.items()},
+            roles={task: asdict(role) for task, role in self.checkpoint.roles.items()},
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from sbert_infer._util.cores import usable_cores
 from sbert_infer.encode.multi_vector import NO_ROLE
+from sbert_infer.engine import Engine
 from sbert_infer.errors import ParityError
 from sbert_infer.export.families.multi_vector.reference import MultiVectorReference
-from sbert_infer.export.verify.candidate import MultiVectorCandidate
+from sbert_infer.export.options import Progress, no_progress
 from sbert_infer.export.verify.parity import cosine, refusing_failures
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH
 from sbert_infer.similarity import maxsim
@@ -62,7 +63,7 @@ class ExpectedVectors:
 def expect_vectors(reference: MultiVectorReference, texts: Sequence[str]) -> ExpectedVectors:
     """Encode `texts` with the reference, once for all artifacts that are compared with it."""
     roles = {}
-    for name in reference.multi_vector.roles:
+    for name in reference.checkpoint.roles:
         some = texts[::_EVERY] if name == NO_ROLE else texts  # it has nothing that documents do not have
         prompt = reference.checkpoint.prompts.get(name, "")
         vectors = reference.encode(some, name, prompt=prompt)
@@ -71,10 +72,7 @@ def expect_vectors(reference: MultiVectorReference, texts: Sequence[str]) -> Exp
 
 
 def certify_multi_vector(
-    path: Path,
-    expected: ExpectedVectors,
-    threshold: float,
-    progress: Callable[[int], object] = lambda count: None,
+    path: Path, expected: ExpectedVectors, threshold: float, progress: Progress = no_progress
 ) -> MultiVectorCertificate:
     """Compare the artifact at `path` with the reference in each role, alone and in batches.
 
@@ -111,11 +109,12 @@ def _encode(path: Path, role: _Role) -> tuple[list[Vectors], list[Vectors]]:
     """The artifact's vectors of each text alone, several calls at once, and of all in one call."""
     with (
         refusing_failures(),
-        closing(MultiVectorCandidate(path)) as candidate,
+        Engine(path, on_truncate="ignore", threads=1) as engine,
         ThreadPoolExecutor(usable_cores()) as pool,
     ):
-        alone = list(pool.map(lambda text: candidate.encode([text], role.task, role.prompt)[0], role.texts))
-        return alone, candidate.encode(role.texts, role.task, role.prompt)
+        encode = partial(engine.encode, task=role.task, prompt=role.prompt)
+        alone = list(pool.map(lambda text: encode([text])[0], role.texts))
+        return alone, encode(list(role.texts))
 
 
 def _cosines(right: Vectors, found: Vectors, text: str, threshold: float) -> npt.NDArray[np.float64]:

@@ -35,13 +35,11 @@ class Tokens:
 class MultiVectorReference(Encoder):
     """The transformer, and the modules on its token vectors."""
 
-    def __init__(self, multi_vector: MultiVectorCheckpoint, encoder: nn.Module, tokenizer: Any) -> None:
-        super().__init__()
-        self.multi_vector = multi_vector
-        self.checkpoint = multi_vector.checkpoint
-        self.tokenizer = tokenizer
-        self.encoder = encoder
-        self.head = nn.Sequential(*(_build(spec, self.checkpoint, encoder) for spec in self.checkpoint.modules))
+    checkpoint: MultiVectorCheckpoint
+
+    def __init__(self, checkpoint: MultiVectorCheckpoint, encoder: nn.Module, tokenizer: Any) -> None:
+        super().__init__(checkpoint, encoder, tokenizer)
+        self.head = nn.Sequential(*(_build(spec, checkpoint, encoder) for spec in checkpoint.modules))
         self.eval()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -51,7 +49,7 @@ class MultiVectorReference(Encoder):
 
     def tokenize(self, texts: Sequence[str], task: str) -> Tokens:
         """Texts of a role: truncated to its limit, expanded if it asks for that, and padded."""
-        role = self.multi_vector.roles[task]
+        role = self.checkpoint.roles[task]
         batch = self.tokenizer(
             list(texts), padding=True, truncation=True, max_length=role.max_length, return_tensors="pt"
         )
@@ -85,12 +83,11 @@ def _build(spec: ModuleSpec, checkpoint: Checkpoint, encoder: nn.Module) -> nn.M
     return build_module(spec, encoder)
 
 
-def load_multi_vector_reference(multi_vector: MultiVectorCheckpoint) -> MultiVectorReference:
+def load_multi_vector_reference(checkpoint: MultiVectorCheckpoint) -> MultiVectorReference:
     """Load the weights in FP32; raises `CheckpointError` if they do not fit the model."""
-    checkpoint = multi_vector.checkpoint
     # Stanford's layout keeps the projection among these weights. It may also have been left there
     # beside a modules.json, whose Dense is used instead.
     encoder = load_encoder(checkpoint, besides=(PROJECTION,))
     tokenizer = load_tokenizer(checkpoint)
-    mark_prefixes(tokenizer, multi_vector.prefixes)
-    return MultiVectorReference(multi_vector, encoder, tokenizer)
+    mark_prefixes(tokenizer, checkpoint.prefixes)
+    return MultiVectorReference(checkpoint, encoder, tokenizer)

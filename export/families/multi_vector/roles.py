@@ -9,8 +9,9 @@ from typing import Any
 from tokenizers import AddedToken
 
 from sbert_infer.encode.multi_vector import NO_ROLE, Role
-from sbert_infer.export.checkpoint.modules import Problems
+from sbert_infer.export.checkpoint.modules import ModuleSpec, Problems
 from sbert_infer.export.checkpoint.transformer import length_limit
+from sbert_infer.similarity import MULTI_SIMILARITIES
 
 _STRATEGIES = ("fixed", "min")  # the length is that of all queries, or their minimum
 
@@ -24,6 +25,18 @@ class RoleSettings:
     query_expansion: Any
     skip_words: tuple[str, ...]
     skip_tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Settings of the whole model, in any layout."""
+
+    prompts: dict[str, str]
+    modules: list[tuple[str, ModuleSpec]]
+    by_role: RoleSettings
+    prefixes: tuple[str, ...]
+    default_prompt_name: str | None = None
+    similarity: str = MULTI_SIMILARITIES[0]
 
 
 def mark_prefixes(tokenizer: Any, prefixes: Sequence[str]) -> None:

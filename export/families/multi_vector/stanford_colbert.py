@@ -8,7 +8,6 @@ few of which matter for inference. Three things are implied: queries are always 
 from __future__ import annotations
 
 import string
-from dataclasses import dataclass
 from pathlib import Path
 
 from sbert_infer.export.checkpoint.modules import (
@@ -20,19 +19,10 @@ from sbert_infer.export.checkpoint.modules import (
     read_json,
     read_weights,
 )
-from sbert_infer.export.families.multi_vector.roles import RoleSettings
+from sbert_infer.export.families.multi_vector.roles import ModelSettings, RoleSettings
 
 PROJECTION = "linear.weight"  # among the transformer's weights
 _METADATA = "artifact.metadata"
-
-
-@dataclass(frozen=True)
-class StanfordSettings:
-    """The checkpoint's settings in the terms of the other layouts."""
-
-    prompts: dict[str, str]
-    by_role: RoleSettings
-    modules: list[tuple[str, ModuleSpec]]
 
 
 def is_stanford(path: Path) -> bool:
@@ -41,7 +31,7 @@ def is_stanford(path: Path) -> bool:
     return isinstance(names, list) and "HF_ColBERT" in names and not (path / "modules.json").exists()
 
 
-def read_stanford(path: Path, problems: Problems) -> StanfordSettings:
+def read_stanford(path: Path, problems: Problems) -> ModelSettings:
     """Read the settings. Without artifact.metadata the defaults of Stanford's code apply."""
     there = (path / _METADATA).is_file()
     metadata = read_json(path / _METADATA, _METADATA, problems) if there else {}
@@ -59,7 +49,7 @@ def read_stanford(path: Path, problems: Problems) -> StanfordSettings:
         "document": metadata.get("doc_token_id") or "[unused1]",
     }
     prompts = {role: f"{mark} " for role, mark in marks.items()}
-    return StanfordSettings(prompts, by_role, _read_projection(path, problems))
+    return ModelSettings(prompts, _read_projection(path, problems), by_role, tuple(prompts.values()))
 
 
 def _read_projection(path: Path, problems: Problems) -> list[tuple[str, ModuleSpec]]:

@@ -51,6 +51,7 @@ EDITS: dict[str, tuple[str, dict[str, Any], str]] = {
     "dense on tokens": ("2_Dense/config.json", {"module_input_name": "token_embeddings"}, "'token_embeddings'"),
     "dense key": ("2_Dense/config.json", {"gate": 1}, "unknown key 'gate'"),
     "norm width": ("3_LayerNorm/config.json", {"dimension": 8}, "tensor 'norm."),
+    "norm without width": ("3_LayerNorm/config.json", {"dimension": ...}, "'dimension' must be an integer"),
     "normalize tokens": ("4_Normalize/config.json", {"module_input_name": "token_embeddings"}, "'token_embeddings'"),
     "task": (SETTINGS, {"transformer_task": "fill-mask"}, "'fill-mask'"),
     "output": (SETTINGS, {"module_output_name": "sentence_embedding"}, "'module_output_name'"),

@@ -32,7 +32,6 @@ def test_minilm(minilm_path: Path) -> None:
     checkpoint = read_checkpoint(minilm_path)
     assert checkpoint == Checkpoint(
         source=str(minilm_path),
-        name=minilm_path.name,
         path=minilm_path,
         transformer_path=minilm_path,
         model_type="bert",
@@ -46,6 +45,7 @@ def test_minilm(minilm_path: Path) -> None:
         trust_remote_code=False,
     )
     assert checkpoint.dim == 384
+    assert checkpoint.name == minilm_path.name
 
 
 @pytest.mark.parametrize("layout", ["new", "old"])

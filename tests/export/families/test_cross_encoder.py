@@ -70,7 +70,7 @@ def test_every_layout(tmp_path: Path, layout: str, labels: int, activation: nn.M
     assert is_cross_encoder(folder)
     assert found.activation == type(expected.activation_fn).__name__.lower()
     assert found.labels == tuple(expected.model.config.id2label.values())
-    assert found.checkpoint.max_length == expected.max_seq_length
+    assert found.max_length == expected.max_seq_length
     scores = load_pair_reference(found).score(PAIRS[:4])
     raw = expected.predict(PAIRS[:4], activation_fn=nn.Identity())
     np.testing.assert_allclose(scores, raw.reshape(scores.shape), rtol=0, atol=1e-5)
@@ -85,7 +85,7 @@ def test_a_sentence_encoder_is_not_one(make_checkpoint: Callable[..., Path], tmp
 def test_prompts_are_read(tmp_path: Path) -> None:
     prompts = {"query": "find: ", "other": "sort: "}
     folder = write_cross_encoder(tmp_path / "model", prompts=prompts, default_prompt_name="other")
-    checkpoint = read_cross_encoder(folder).checkpoint
+    checkpoint = read_cross_encoder(folder)
     assert (checkpoint.prompts, checkpoint.default_prompt_name) == (prompts, "other")
 
 

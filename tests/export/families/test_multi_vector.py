@@ -231,8 +231,8 @@ def test_a_wrong_artifact_is_refused(once: Callable[..., Path], wrong: str) -> N
         with torch.no_grad():
             cast(Any, reference.encoder).embeddings.word_embeddings.weight[7:50] *= -1
     else:
-        document = replace(reference.multi_vector.roles["document"], skip_ids=())
-        reference.multi_vector.roles["document"] = document
+        document = replace(reference.checkpoint.roles["document"], skip_ids=())
+        reference.checkpoint.roles["document"] = document
     with pytest.raises(
         ParityError,
         match="lowest cosine of a token" if wrong == "vectors" else "18 vectors of 16 numbers in PyTorch, 17 ",

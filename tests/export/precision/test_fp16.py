@@ -19,7 +19,7 @@ from sbert_infer.export.graph.trace import OPSET
 from sbert_infer.export.precision import fp16 as half_module
 from sbert_infer.export.precision.fp16 import to_half
 from sbert_infer.export.reference.encoder import Reference, load_reference
-from sbert_infer.export.verify.candidate import GraphCandidate
+from sbert_infer.export.verify.candidate import GraphCandidate, open_half
 from sbert_infer.export.verify.fp16_emulation import emulate_half
 from sbert_infer.export.verify.parity import MIN_COSINE, compare, expect
 from tests.export.cases import CASES
@@ -53,7 +53,7 @@ def emulated_session(content: bytes) -> Any:
 
 
 def test_parity(half: Half) -> None:
-    candidate = GraphCandidate(half.content, half.reference)
+    candidate = GraphCandidate(open_half(half.content), half.reference)
     certificate = compare(candidate, expect(half.reference, ALL_TEXTS), MIN_COSINE["fp16"])
     assert 0.9999 < certificate.min_cosine < 1 - 1e-8  # below 1: something was rounded
 
@@ -170,7 +170,7 @@ def test_token_output(make_checkpoint: MakeCheckpoint) -> None:
     assert (output.name, output.type.tensor_type.elem_type) == ("token_embeddings", FLOAT16)
     assert [dim.dim_param or dim.dim_value for dim in output.type.tensor_type.shape.dim] == ["batch", "length", WIDTH]
     expected = expect(reference, ALL_TEXTS)
-    assert compare(GraphCandidate(content, reference), expected, MIN_COSINE["fp16"]).min_cosine > 0.9999
+    assert compare(GraphCandidate(open_half(content), reference), expected, MIN_COSINE["fp16"]).min_cosine > 0.9999
 
 
 # -------------------------------------------------------------------------------------------------
@@ -206,6 +206,6 @@ def test_a_model_that_overflows_gets_no_certificate(half_of: HalfOf) -> None:
             tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     expected = expect(half.reference, TEXTS)
     with pytest.raises(ParityError, match="NaN or infinity"):
-        compare(GraphCandidate(model.SerializeToString(), half.reference), expected, 0.0)
+        compare(GraphCandidate(open_half(model.SerializeToString()), half.reference), expected, 0.0)
     plain = open_session(model).run(None, inputs(half.reference, list(TEXTS)))[0]
     assert np.isfinite(plain).all()  # so the emulation is needed

@@ -236,8 +236,9 @@ def test_the_tokens_are_those_of_the_engine(
 # What runs ----------------------------------------------------------------------------------------
 
 
-def test_on_cpus_each_instance_has_one_thread(prompted: Path, tmp_path: Path) -> None:
-    served = write_repository(prompted, tmp_path / "models", instances=3).served
+def test_on_cpus_each_instance_has_one_thread(prompted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_repository, "usable_cores", lambda: 3)
+    served = write_repository(prompted, tmp_path / "models").served
     config = read_config(tmp_path / "models" / f"{prompted.stem}_model")
     assert (config.instance_group[0].kind, config.instance_group[0].count) == (KIND_CPU, 3)
     assert config.parameters["intra_op_thread_count"].string_value == "1"
@@ -251,7 +252,7 @@ def test_a_long_limit_does_not_let_many_long_texts_run_together(minilm_step: Pyt
     assert minilm_step.config.max_batch_size == 32
     artifact = open_artifact(prompted)
     long = replace(artifact, manifest=replace(artifact.manifest, max_length=8192))
-    assert triton_repository._served(long, {}, None).max_batch == 1
+    assert triton_repository._served(long, {}).max_batch == 1
 
 
 def test_engines_of_tensorrt_are_served_by_tensorrt(plan: Path, tmp_path: Path) -> None:
