@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sbert_infer import Engine
+from tests.doubles.backend import FakeBackend, install
 
 # A checkpoint for which every choice of prompt and dimensions changes the vectors.
 PROMPTED: dict[str, Any] = {
@@ -45,6 +46,12 @@ def small(small_onnx: Path) -> Iterator[Engine]:
     """A small model with prompts, a default prompt and `include_prompt: false`, for one test."""
     with Engine(small_onnx) as engine:
         yield engine
+
+
+@pytest.fixture
+def fakes(small: Engine, monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend]:
+    """Replace the model of `small` by a fake; each reopening adds another one to the list."""
+    return install(small, monkeypatch)
 
 
 @pytest.fixture(scope="session")

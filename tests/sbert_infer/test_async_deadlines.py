@@ -18,14 +18,8 @@ from sbert_infer import (
     EngineError,
 )
 from sbert_infer.scheduling.call import Deadlines
-from tests.doubles.backend import FakeBackend, Gate, install, run, until
+from tests.doubles.backend import FakeBackend, Gate, run, until
 from tests.models.checkpoints import TEXTS
-
-
-@pytest.fixture
-def fakes(small: Engine, monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend]:
-    return install(small, monkeypatch)
-
 
 # Cancelling, deadlines, closing -------------------------------------------------------------------
 

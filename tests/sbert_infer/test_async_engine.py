@@ -19,14 +19,8 @@ from sbert_infer import (
 )
 from sbert_infer.scheduling.call import guess_tokens
 from sbert_infer.text.tokenizer import Tokenizer
-from tests.doubles.backend import FakeBackend, Gate, install, run, until
+from tests.doubles.backend import FakeBackend, Gate, run, until
 from tests.models.checkpoints import ODD_TEXTS, TEXTS
-
-
-@pytest.fixture
-def fakes(small: Engine, monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend]:
-    return install(small, monkeypatch)
-
 
 # The same vectors ---------------------------------------------------------------------------------
 

@@ -14,13 +14,8 @@ import pytest
 
 from sbert_infer import AsyncEngine, Engine, EngineError, TextError, WorkerError
 from sbert_infer.scheduling.workers import Workers
-from tests.doubles.backend import FakeBackend, Gate, Vectors, install, run, run_ids, until
+from tests.doubles.backend import FakeBackend, Gate, Vectors, run, run_ids, until
 from tests.models.checkpoints import TEXTS
-
-
-@pytest.fixture
-def fakes(small: Engine, monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend]:
-    return install(small, monkeypatch)
 
 
 def vector_of(engine: Engine, text: str) -> Vectors:
