@@ -28,11 +28,10 @@ from sbert_infer.scheduling.call import CallOptions, within
 from sbert_infer.scheduling.call_queue import CallQueue
 from sbert_infer.scheduling.scheduler import Limits
 from sbert_infer.scheduling.stats import AsyncStats, CallCounts
-from sbert_infer.text.inputs import as_list, as_pairs, as_texts, check_pairs, check_texts
+from sbert_infer.text.inputs import as_list, as_pairs, as_texts, check_on_truncate, check_pairs, check_texts
 from sbert_infer.types import Encoded, Observe, OnTruncate, Side, Text
 
 Vectors = npt.NDArray[np.float32]
-_KINDS = (ENCODER, RERANKER, SPARSE_ENCODER)
 
 
 class AsyncEngine:
@@ -86,10 +85,12 @@ class AsyncEngine:
         if max_delay_ms < 0:
             raise ValueError(f"max_delay_ms must be at least 0, got {max_delay_ms}")
         self._owns = not isinstance(model, BaseEngine)
-        self.engine = model if isinstance(model, BaseEngine) else _open(model, max_batch_tokens)
+        artifact = model.artifact if isinstance(model, BaseEngine) else open_artifact(model)
+        check_kind(artifact, (ENCODER, RERANKER, SPARSE_ENCODER), "AsyncEngine")
+        opener = Reranker if artifact.manifest.kind == RERANKER else Engine
+        self.engine = model if isinstance(model, BaseEngine) else opener(artifact, max_batch_tokens=max_batch_tokens)
         self.timeout_s = timeout_s
-        self._pipeline, manifest = self.engine.pipeline, self.engine.manifest
-        check_kind(self.engine.artifact, _KINDS, "AsyncEngine")
+        self._pipeline, manifest = self.engine.pipeline, artifact.manifest
         # The output of calls that do not ask for fewer dimensions or unit length.
         self._output = SparseOutput(manifest) if manifest.kind == SPARSE_ENCODER else DenseOutput(manifest)
         self._counts = CallCounts(observe)
@@ -329,8 +330,7 @@ class AsyncEngine:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         _check_positive(timeout_s=timeout_s)
         on_truncate = self.engine.on_truncate if on_truncate is None else on_truncate
-        if on_truncate not in ("warn", "error", "ignore"):
-            raise ValueError(f"on_truncate must be 'warn', 'error' or 'ignore', got {on_truncate!r}")
+        check_on_truncate(on_truncate)
         if side not in (None, "left", "right"):
             raise ValueError(f"truncation_side must be 'left', 'right' or None, got {side!r}")
         if self._closing:
@@ -382,14 +382,6 @@ class AsyncEngine:
             limit, noun = self._pipeline.tokenizer.max_length, self._pipeline.noun
             cut = f"{encoded.truncated} of {texts} {noun}s were cut to {limit} tokens"
             warn(f"{cut}; see AsyncEngine.encode(on_truncate=...)")
-
-
-def _open(path: str | os.PathLike[str], max_batch_tokens: int | None) -> BaseEngine:
-    """Open an artifact with the class for its kind."""
-    artifact = open_artifact(path)
-    check_kind(artifact, _KINDS, "AsyncEngine")
-    opener = Reranker if artifact.manifest.kind == RERANKER else Engine
-    return opener(artifact, max_batch_tokens=max_batch_tokens)
 
 
 def _check_positive(**values: Any) -> None:

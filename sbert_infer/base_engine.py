@@ -15,7 +15,7 @@ from sbert_infer.encode.options import EncodeOptions
 from sbert_infer.encode.output import EncodeStats, Output, Window
 from sbert_infer.encode.pipeline import Pipeline, Progress, no_progress
 from sbert_infer.errors import ArtifactError, EngineError, warn
-from sbert_infer.text.inputs import check_text
+from sbert_infer.text.inputs import check_on_truncate, check_text
 from sbert_infer.text.pair_tokenizer import PairTokenizer
 from sbert_infer.text.tokenizer import Tokenizer
 from sbert_infer.types import OnTruncate, Text
@@ -54,8 +54,7 @@ class BaseEngine:
                 fastest on the backend.
 
         """
-        if on_truncate not in ("warn", "error", "ignore"):
-            raise ValueError(f"on_truncate must be 'warn', 'error' or 'ignore', got {on_truncate!r}")
+        check_on_truncate(on_truncate)
         for name, value in (("workers", workers), ("threads", threads), ("max_batch_tokens", max_batch_tokens)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")

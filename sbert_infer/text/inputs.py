@@ -78,3 +78,9 @@ def check_text(text: object, name: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{name} holds a lone surrogate, which no encoding can write: {text!r:.60}") from None
+
+
+def check_on_truncate(value: object) -> None:
+    """Raise unless `value` is one of `OnTruncate`."""
+    if value not in ("warn", "error", "ignore"):
+        raise ValueError(f"on_truncate must be 'warn', 'error' or 'ignore', got {value!r}")

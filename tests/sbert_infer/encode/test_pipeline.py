@@ -14,40 +14,31 @@ import pytest
 
 from sbert_infer import Engine, EngineError
 from sbert_infer.artifact import open_artifact
-from sbert_infer.artifact.manifest import SENTENCE
 from sbert_infer.backends.base import Batch
 from sbert_infer.encode.dense import DenseOutput
 from sbert_infer.encode.pipeline import Pipeline
 from sbert_infer.text.tokenizer import Tokenizer
+from tests.doubles.backend import FakeBackend
 from tests.models.checkpoints import TEXTS
 
 
-class FakeBackend:
-    """Returns each text's number of tokens, twice, as its vector, changed by `fault`."""
+class TokenCounts(FakeBackend):
+    """Returns each text's number of tokens, twice, as its vector, changed by `change`."""
 
-    device = "cpu"
-    workers = 2
-    threads = 1
     max_batch_tokens = 32
     min_batch_tokens = 64
-    edges: tuple[int, ...] | None = None
-    outputs: tuple[str, ...] = (SENTENCE,)
 
-    def __init__(self, fault: Callable[[npt.NDArray[np.float32]], Any] = lambda vectors: vectors) -> None:
-        self.fault = fault
+    def __init__(self, change: Callable[[npt.NDArray[np.float32]], Any] = lambda vectors: vectors) -> None:
+        super().__init__()
+        self.change = change
         self.runs = 0
 
     def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> Any:
         self.runs += 1
-        return [self.fault(np.repeat(batch.mask.sum(1, keepdims=True), 2, axis=1).astype(np.float32))]
-
-    def describe(self) -> str:
-        return "fake"
-
-    def close(self) -> None: ...
+        return [self.change(np.repeat(batch.mask.sum(1, keepdims=True), 2, axis=1).astype(np.float32))]
 
 
-def pipeline(backend: FakeBackend, make_checkpoint: Callable[..., Path]) -> Pipeline:
+def pipeline(backend: TokenCounts, make_checkpoint: Callable[..., Path]) -> Pipeline:
     json = (make_checkpoint("bert") / "tokenizer.json").read_text(encoding="utf-8")
     return Pipeline(Tokenizer(json, 64), backend, pad_id=0, padding_side="right")
 
@@ -69,7 +60,7 @@ def test_a_vector_that_is_not_finite_is_named(
 
     monkeypatch.setattr("sbert_infer.encode.pipeline.WINDOW_TEXTS", 5)
     with Engine(small_onnx) as engine:
-        engine._pipeline = pipeline(FakeBackend(fault), make_checkpoint)
+        engine._pipeline = pipeline(TokenCounts(fault), make_checkpoint)
         engine.artifact = replace(engine.artifact, manifest=replace(engine.manifest, dim=2))
         with pytest.raises(EngineError, match=r"NaN or infinity for text 8 \(2 in all\)"):
             engine.encode([*TEXTS[:8], "", ""], prompt="")
@@ -77,7 +68,7 @@ def test_a_vector_that_is_not_finite_is_named(
 
 def test_large_but_finite_vectors_pass(small_onnx: Path, make_checkpoint: Callable[..., Path]) -> None:
     most = np.finfo(np.float32).max
-    running = pipeline(FakeBackend(lambda vectors: np.full_like(vectors, most)), make_checkpoint)
+    running = pipeline(TokenCounts(lambda vectors: np.full_like(vectors, most)), make_checkpoint)
     (window,) = running.run(TEXTS, output(small_onnx))
     assert (window.vectors == most).all()
 
@@ -86,7 +77,7 @@ def test_an_error_in_a_worker_reaches_the_caller(small_onnx: Path, make_checkpoi
     def fault(vectors: Any) -> Any:
         raise MemoryError("no room")
 
-    running = pipeline(FakeBackend(fault), make_checkpoint)
+    running = pipeline(TokenCounts(fault), make_checkpoint)
     for texts in (TEXTS[:1], TEXTS):  # in the calling thread, and in workers
         with pytest.raises(MemoryError, match="no room"):
             list(running.run(texts, output(small_onnx)))
@@ -103,7 +94,7 @@ def test_an_error_stops_what_was_started(
             return vectors
         raise ValueError("the first batch fails")
 
-    backend = FakeBackend(fault)
+    backend = TokenCounts(fault)
     running = pipeline(backend, make_checkpoint)
     with pytest.raises(ValueError, match="first batch"):
         list(running.run([f"{text} {n}" for n in range(10) for text in TEXTS], output(small_onnx), max_batch_texts=1))
@@ -123,7 +114,7 @@ def test_the_next_window_is_read_before_the_first_is_asked_for(
             read.append(str(number))
             yield "same"
 
-    windows = pipeline(FakeBackend(), make_checkpoint).run(texts(), output(small_onnx))
+    windows = pipeline(TokenCounts(), make_checkpoint).run(texts(), output(small_onnx))
     assert next(windows).start == 0
     assert len(read) == 2 * 4096  # and no more, so that memory does not grow
     assert [window.start for window in windows] == [4096, 8192]
