@@ -190,7 +190,6 @@ class LoadClient:
         if len(self._waiting) > len(self._opening) and self._connections + len(self._opening) < self._most_connections:
             task = asyncio.ensure_future(self._connect())
             self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
@@ -202,6 +201,11 @@ class LoadClient:
             if self._waiting:
                 self.settle(self._waiting.popleft(), "no connection")
             return
+        finally:
+            # Not in a callback of the task, which runs later: a request that comes in between would
+            # wait for a connection that is already taken.
+            if task := asyncio.current_task():
+                self._opening.discard(task)
         self._connections += 1
         self.free(connection)
 

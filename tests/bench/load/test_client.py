@@ -66,6 +66,13 @@ def test_arrivals_do_not_wait_for_responses(double: OpenAIDouble) -> None:
     assert double.connections == len(exchanges)
 
 
+def test_a_burst_opens_a_connection_for_each_request(double: OpenAIDouble) -> None:
+    double.hold_until = 300
+    exchanges = run_loop(client_of(parse_target(double.url)).open_loop([0.0] * 300, [0] * 300, 1))
+    assert errors(exchanges) == {"": 300}
+    assert double.connections == 300
+
+
 def test_no_request_waits_for_ever(double: OpenAIDouble) -> None:
     double.hold_until = 10**9
     exchanges = open_loop(double, 100, 0.3, timeout_s=0.5)
