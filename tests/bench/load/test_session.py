@@ -177,7 +177,8 @@ BEFORE_LEVELS = 1 + 8 + 1 + 1 + 1 + 8 + 1
 
 def test_a_signal_in_the_middle_of_a_turn(double: OpenAIDouble, tmp_path: Path) -> None:
     file = tmp_path / "load.json"
-    arguments = ["--serve", double.url, *QUICK, "--rates", "20%,40%,60%", "--duration", "1", "--json", str(file)]
+    rates = ",".join(f"{percent}%" for percent in range(20, 80))  # a minute of turns, to be cut short
+    arguments = ["--serve", double.url, *QUICK, "--rates", rates, "--duration", "1", "--json", str(file)]
     process = subprocess.Popen(
         [sys.executable, "-m", "sbert_infer.bench.cli", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
