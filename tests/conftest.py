@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ settings.load_profile("any machine")
 # Limit torch to one thread per process: there are as many test processes as cores, and waiting
 # threads spin. This must be set before anything imports torch, which reads it only once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Tests send Ctrl-C to processes of theirs. A shell makes what it starts in the background ignore
+# it, and their children with it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

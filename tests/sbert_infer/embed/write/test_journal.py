@@ -48,17 +48,11 @@ def contents(output: Path) -> tuple[bytes, bytes]:
     return output.read_bytes(), output.with_name(output.name + ".errors.jsonl").read_bytes()
 
 
-def hear_interrupts() -> None:
-    """In the child, react to Ctrl-C even if the tests were started in the background of a shell."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 class Run:
     """`sbert-embed` in a process of its own."""
 
     def __init__(self, corpus: Path, artifact: Path, output: Path, *, file_bytes: int | None = None) -> None:
         def limit() -> None:
-            hear_interrupts()
             if file_bytes is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
 
@@ -151,7 +145,7 @@ def test_interrupted_while_it_waits_for_standard_input(tmp_path: Path, small_onn
     read, write = os.pipe()
     args = ["-", str(small_onnx), "-o", str(tmp_path / "out.npy"), "--part-rows", str(PART)]
     command = [sys.executable, "-m", "sbert_infer.embed.cli", *args]
-    process = subprocess.Popen(command, stdin=read, stderr=subprocess.PIPE, text=True, preexec_fn=hear_interrupts)
+    process = subprocess.Popen(command, stdin=read, stderr=subprocess.PIPE, text=True)
     os.write(write, b"one\n" * (2 * PART + 1))  # the second window starts the first part's way to the disk
     while not (tmp_path / "out.npy.parts" / "000000.arrow").exists():
         time.sleep(0.01)
