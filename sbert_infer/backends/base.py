@@ -16,13 +16,25 @@ Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class Packing:
+    """Where the texts of a batch are, if a row may hold several: each is a segment of its row."""
+
+    segments: Ids  # [rows, length]: number of the token's segment in its row, from 1; 0 for nothing
+    positions: Ids  # [rows, length]: the token's place in its text, from 0
+    starts: Ids  # [rows, segments]: column of the first token of each segment that is pooled
+    ends: Ids  # [rows, segments]: column after its last; both are 0 for a segment that does not exist
+    texts: Ids  # [texts]: the place of each text among all segments, row * segments + segment
+
+
+@dataclass(frozen=True)
 class Batch:
-    """Texts that run together, padded to one length."""
+    """Texts that run together, padded to one length, or packed into rows."""
 
     ids: Ids  # [rows, length]
     mask: Ids  # [rows, length]: 1 for tokens that are attended to
     token_types: Ids | None = None  # [rows, length]: 1 for the second text of a pair; None: all 0
     prompt_length: int = 0  # leading tokens of every row that pooling leaves out
+    packing: Packing | None = None  # None: each row is one text
 
     @property
     def shape(self) -> tuple[int, int]:
