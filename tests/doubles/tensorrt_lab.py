@@ -10,19 +10,22 @@ import onnxruntime
 import pytest
 
 from sbert_infer.artifact.manifest import SENTENCE, TOKENS
-from sbert_infer.artifact.shapes import Shape
 from sbert_infer.backends.base import Batch, Packing
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.backend import TensorRTBackend
 from sbert_infer.backends.tensorrt.loaded_engine import Interface, LoadedEngine
 from sbert_infer.backends.tensorrt.tensors import INPUTS, input_shape
+from sbert_infer.text.packing import Packer
+from sbert_infer.types import Shape
 from tests.doubles.cuda import REAL_CUDA, DoubleRuntime, Machine, double_driver
 from tests.doubles.tensorrt import MAGIC, double_tensorrt
 from tests.models.tensorrt_models import DIM, VOCABULARY, small_encoder
 
 SHAPES = (Shape(1, 8, 2), Shape(6, 8, 2), Shape(3, 16, 4), Shape(1, 40, 10))
 MODEL = small_encoder(np.float32)
+HALF_MODEL = small_encoder()
 INTERFACE = Interface(INPUTS, SENTENCE, DIM)
+TOKEN_INTERFACE = Interface(INPUTS, TOKENS, DIM, "HALF")
 OUT_OF_MEMORY = REAL_CUDA.cudaError_t.cudaErrorMemoryAllocation
 CAPTURE_FAILED = REAL_CUDA.cudaError_t.cudaErrorStreamCaptureInvalidated
 
@@ -59,13 +62,12 @@ class Lab:
         self.opened.append(bench)
         return bench
 
-    def open(
-        self, *, rtx: bool = False, model: bytes = MODEL, engine: bytes | None = None, **options: Any
-    ) -> TensorRTBackend:
-        """Open a backend; with a pooler, its engine gives token vectors."""
-        trt = double_tensorrt(self.machine, SHAPES, rtx=rtx, output=TOKENS if options.get("pooler") else SENTENCE)
+    def open(self, *, rtx: bool = False, engine: bytes | None = None, **options: Any) -> TensorRTBackend:
+        """Open a backend; with a pooler, its engine gives token vectors, in FP16."""
+        model, interface = (HALF_MODEL, TOKEN_INTERFACE) if options.get("pooler") else (MODEL, INTERFACE)
+        trt = double_tensorrt(self.machine, SHAPES, rtx=rtx, output=interface.output)
         plan = MAGIC + model if engine is None else engine
-        backend = TensorRTBackend(trt, plan, **{"shapes": SHAPES, "dim": DIM, **options})
+        backend = TensorRTBackend(trt, plan, **{"packer": Packer(SHAPES, DIM), "interface": interface, **options})
         self.opened.append(backend)
         return backend
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sbert_infer.artifact.shapes import Shape
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.runtime_cache import RuntimeCache
 from sbert_infer.backends.tensorrt.tensors import input_shape
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError
+from sbert_infer.types import Shape
 
 
 class LoadError(EngineError):
@@ -98,9 +99,8 @@ class LoadedEngine:
 
     def close(self) -> None:
         """Free the TensorRT engine. Its contexts must be freed before."""
-        if self._kernels is not None:
-            cuda.set_device(self.device)
-            self._kernels.close()
+        with suppress(EngineError):  # CUDA may be gone; the kernels can be compiled again
+            self.save_kernels()
         self._kernels = None
         self._config = None
         self._engine = None
