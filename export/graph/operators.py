@@ -201,11 +201,14 @@ def _plain_mask(
 ) -> Tensor | None:
     """The mask as a bias for all layers, [batch, 1, 1, length] or [batch, 1, length, length].
 
-    Causality and windows are differences of columns, which are those of positions in a segment.
+    Within a segment, differences of columns are those of positions, so causality and windows need
+    no change.
     """
-    mask = _mask(*args, attention_mask=attention_mask, **options)
-    if mask is not None and mask.ndim == 2:
-        mask = mask[:, None, None, :].to(torch.bool) if segments is None else segments.together
-    elif mask is not None and segments is not None:
-        mask = mask & segments.together
+    if segments is not None:
+        restricted = _mask(*args, **options)  # None if attention is neither causal nor has a window
+        mask: Tensor | None = segments.together if restricted is None else restricted & segments.together
+    else:
+        mask = _mask(*args, attention_mask=attention_mask, **options)
+        if mask is not None and mask.ndim == 2:
+            mask = mask[:, None, None, :].to(torch.bool)
     return additive(mask, options.get("dtype", torch.float32))

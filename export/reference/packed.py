@@ -1,14 +1,16 @@
 """The reference on packed rows: several texts in each row, each of them a segment.
 
 `segment_ids` [rows, length] numbers the segments of a row from 1 on, and is 0 where nothing is.
-`position_ids` counts the tokens of each segment from 0 on. `starts` and `ends` [rows, segments]
-say which tokens of each segment are pooled, as offsets into all rows, one after another; a segment
-that does not exist is empty, and its vector is zero or whatever the head makes of zero.
+`position_ids` counts the tokens of each segment from 0 on. `starts` and `ends` [rows, segments] are
+the columns of what is pooled of each segment, the end exclusive. Both are 0 for a segment that does
+not exist; its vector is what the modules after pooling make of zeros.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +19,7 @@ from sbert_infer.export.reference.encoder import Reference
 
 
 class Segments:
-    """Which tokens of the rows that are running belong together; read by attention."""
+    """Which tokens of the rows that are running belong together; attention reads it."""
 
     together: Tensor  # [rows, 1, length, length]: whether two tokens are of the same segment
 
@@ -47,18 +49,14 @@ class PackedReference(nn.Module):
         options = {"position_ids": position_ids + self._first_position} if self._takes_positions else {}
         mask = (segment_ids > 0).to(torch.int64)
         tokens = self.reference.token_vectors(input_ids, mask, **options).to(self.dtype)
-        first = torch.arange(input_ids.shape[0]).unsqueeze(1) * input_ids.shape[1]  # offset of each row
-        pooled = self._pool(tokens, segment_ids, position_ids, starts - first, ends - first)
-        return self.reference.head(pooled), tokens
+        pooled = self._pool(tokens, segment_ids, position_ids, starts, ends)
+        vectors: Tensor = self.reference.head(pooled.flatten(0, 1))  # as for a batch of texts
+        return vectors.unflatten(0, starts.shape), tokens
 
     def _pool(
         self, tokens: Tensor, segment_ids: Tensor, position_ids: Tensor, starts: Tensor, ends: Tensor
     ) -> Tensor:
-        """[rows, length, width] -> [rows, segments, width * modes] in FP32.
-
-        Pooling is a product of the tokens with their shares in each segment, in the type of the
-        tokens: not every GPU has FP32 products. Shares add up to 1, so that no sum overflows.
-        """
+        """[rows, length, width] -> [rows, segments, width * modes] in FP32."""
         columns = torch.arange(tokens.shape[1])
         first, last = starts.unsqueeze(2), ends.unsqueeze(2) - 1
         inside = (columns >= first) & (columns <= last)  # [rows, segments, length]
@@ -66,29 +64,35 @@ class PackedReference(nn.Module):
         for mode in self.reference.checkpoint.pooling.modes:
             if mode == "max":
                 highest = _running_max(tokens, segment_ids, inside.any(dim=1), self.reference.checkpoint.max_length)
-                pooled.append(_weighted(highest, inside & (columns == last)))
+                pooled.append(_weighted_mean(highest, inside & (columns == last)))
             elif mode in ("cls", "lasttoken"):
-                pooled.append(_weighted(tokens, inside & (columns == (first if mode == "cls" else last))))
-            elif mode == "weightedmean":  # the first token weighs 1, the second 2, and so on
-                pooled.append(_weighted(tokens, inside * (position_ids + 1).unsqueeze(1)))
+                pooled.append(_weighted_mean(tokens, inside & (columns == (first if mode == "cls" else last))))
+            elif mode == "weightedmean":  # the first token of the text weighs 1, the second 2, and so on
+                pooled.append(_weighted_mean(tokens, inside * (position_ids + 1).unsqueeze(1)))
             else:
                 size = (ends - starts).unsqueeze(2).to(torch.float32)
-                pooled.append(_weighted(tokens, inside) * (size.sqrt() if mode == "mean_sqrt_len" else 1.0))
+                pooled.append(_weighted_mean(tokens, inside) * (size.sqrt() if mode == "mean_sqrt_len" else 1.0))
         return torch.cat(pooled, dim=-1)
 
 
-def _weighted(tokens: Tensor, weights: Tensor) -> Tensor:
-    """Mean of the tokens by integer `weights` [rows, segments, length], zero where all are zero."""
+def _weighted_mean(tokens: Tensor, weights: Tensor) -> Tensor:
+    """Mean of the tokens by integer `weights` [rows, segments, length], zero where all are zero.
+
+    It is a product with the tokens' shares, in the type of the tokens: not every GPU has FP32
+    products. Shares add up to 1, so the product does not overflow. They are rounded, so their sum
+    is not quite 1, which the division corrects.
+    """
     weights = weights.to(torch.float32)
     shares = (weights / weights.sum(dim=2, keepdim=True).clamp(min=1)).to(tokens.dtype)
-    total = shares.to(torch.float32).sum(dim=2, keepdim=True)  # not quite 1, since shares are rounded
+    total = shares.to(torch.float32).sum(dim=2, keepdim=True)
     return (shares @ tokens).to(torch.float32) / total.clamp(min=1e-9)
 
 
 def _running_max(tokens: Tensor, segment_ids: Tensor, kept: Tensor, limit: int) -> Tensor:
     """For each token the maximum over the kept tokens of its segment up to it.
 
-    A maximum is no product, so it runs in log2(length) steps, each of which doubles its reach.
+    It takes log2(limit) steps, each of which doubles its reach: a maximum over each segment at once
+    would compare every token with every segment of its row.
     """
     columns = torch.arange(tokens.shape[1])
     lowest = torch.finfo(tokens.dtype).min
