@@ -10,12 +10,12 @@ import onnxruntime
 import pytest
 
 from sbert_infer.artifact.manifest import SENTENCE, TOKENS
-from sbert_infer.artifact.shapes import Shape
 from sbert_infer.backends.base import Batch, Packing
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.backend import TensorRTBackend
 from sbert_infer.backends.tensorrt.loaded_engine import Interface, LoadedEngine
 from sbert_infer.backends.tensorrt.tensors import INPUTS, input_shape
+from sbert_infer.types import Shape
 from tests.doubles.cuda import REAL_CUDA, DoubleRuntime, Machine, double_driver
 from tests.doubles.tensorrt import MAGIC, double_tensorrt
 from tests.models.tensorrt_models import DIM, VOCABULARY, small_encoder
