@@ -29,7 +29,6 @@ from sbert_infer.backends.tensorrt.build import BUILD_VERSION
 from sbert_infer.backends.tensorrt.build_cache import build, cached, engine_key, forget, kept
 from sbert_infer.backends.tensorrt.kernel_pooler import KernelPooler
 from sbert_infer.backends.tensorrt.loaded_engine import Interface, LoadError
-from sbert_infer.backends.tensorrt.tensors import SPANS
 from sbert_infer.backends.tensorrt.versions import TensorRT, installed
 from sbert_infer.errors import EngineError, warn
 from sbert_infer.text.packing import Packer
@@ -168,11 +167,10 @@ def _packer(plan: Plan) -> Packer:
 
 
 def _interface(plan: Plan, pooler: KernelPooler | None) -> Interface:
-    dim, inputs = plan.manifest.dim, plan.rows.inputs
+    inputs, dim = plan.rows.inputs, plan.manifest.dim
     if pooler is None:
         return Interface(inputs, SENTENCE, dim)
-    kept = tuple(name for name in inputs if name not in SPANS)
-    return Interface(kept, TOKENS, dim, "BF16" if pooler.bf16 else "HALF")
+    return Interface(inputs, TOKENS, dim, "BF16" if pooler.bf16 else "HALF")
 
 
 def _pooler(plan: Plan) -> tuple[KernelPooler | None, str]:

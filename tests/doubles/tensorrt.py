@@ -25,9 +25,9 @@ import numpy as np
 import onnxruntime
 
 from sbert_infer.artifact.manifest import SENTENCE
-from sbert_infer.artifact.shapes import Shape
 from sbert_infer.backends.tensorrt.tensors import input_shape
 from sbert_infer.backends.tensorrt.versions import TensorRT
+from sbert_infer.types import Shape
 from tests.doubles.cuda import Machine, Misuse
 
 REAL_TRT: Any = importlib.import_module("tensorrt_rtx")

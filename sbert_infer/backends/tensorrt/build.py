@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbert_infer.artifact.manifest import SENTENCE
-from sbert_infer.artifact.shapes import Shape
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.network import check_inputs, check_products, keep_output, parse_problem
 from sbert_infer.backends.tensorrt.tensors import input_shape
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError
+from sbert_infer.types import Shape
 
 # Part of the cache key: raise it when a change here makes a different TensorRT engine.
 BUILD_VERSION = 2

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from sbert_infer._util.files import locked, staged
-from sbert_infer.artifact.shapes import Shape
 from sbert_infer.backends.tensorrt.build import build_engine
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError
+from sbert_infer.types import Shape
 
 CACHE_VARIABLE = "SBERT_INFER_CACHE"
 _HEX = 64  # length of a sha256

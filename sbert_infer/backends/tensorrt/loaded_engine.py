@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sbert_infer.artifact.shapes import Shape
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.runtime_cache import RuntimeCache
 from sbert_infer.backends.tensorrt.tensors import input_shape
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError
+from sbert_infer.types import Shape
 
 
 class LoadError(EngineError):

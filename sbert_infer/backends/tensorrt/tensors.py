@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sbert_infer.artifact.shapes import Shape
+from sbert_infer.types import Shape
 
 POSITIONS = "position_ids"  # the only input that a model may lack
 SPANS = ("starts", "ends")  # [rows, segments]

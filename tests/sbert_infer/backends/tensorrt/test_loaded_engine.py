@@ -16,9 +16,9 @@ import pytest
 
 from sbert_infer import EngineError
 from sbert_infer.artifact.manifest import SENTENCE, TOKENS
-from sbert_infer.artifact.shapes import Shape
 from sbert_infer.backends.tensorrt.loaded_engine import Interface, LoadError
 from sbert_infer.backends.tensorrt.tensors import INPUTS
+from sbert_infer.types import Shape
 from tests.models.tensorrt_models import DIM, small_encoder
 
 pytest.importorskip("tensorrt_rtx")
