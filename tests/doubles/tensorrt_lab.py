@@ -24,7 +24,9 @@ from tests.models.tensorrt_models import DIM, VOCABULARY, small_encoder
 SHAPES = (Shape(1, 8, 2), Shape(6, 8, 2), Shape(3, 16, 4), Shape(1, 40, 10))
 PACKER = Packer(SHAPES, hidden=DIM)
 MODEL = small_encoder(np.float32)
+HALF_MODEL = small_encoder()
 INTERFACE = Interface(INPUTS, SENTENCE, DIM)
+TOKEN_INTERFACE = Interface(INPUTS, TOKENS, DIM, "HALF")
 OUT_OF_MEMORY = REAL_CUDA.cudaError_t.cudaErrorMemoryAllocation
 CAPTURE_FAILED = REAL_CUDA.cudaError_t.cudaErrorStreamCaptureInvalidated
 
@@ -61,13 +63,9 @@ class Lab:
         self.opened.append(bench)
         return bench
 
-    def open(
-        self, *, rtx: bool = False, model: bytes = MODEL, engine: bytes | None = None, **options: Any
-    ) -> TensorRTBackend:
-        """Open a backend; with a pooler, its engine gives token vectors."""
-        interface = Interface(INPUTS, SENTENCE, DIM)
-        if options.get("pooler"):
-            interface = Interface(INPUTS, TOKENS, DIM, "HALF")
+    def open(self, *, rtx: bool = False, engine: bytes | None = None, **options: Any) -> TensorRTBackend:
+        """Open a backend; with a pooler, its engine gives token vectors, in FP16."""
+        model, interface = (HALF_MODEL, TOKEN_INTERFACE) if options.get("pooler") else (MODEL, INTERFACE)
         trt = double_tensorrt(self.machine, SHAPES, rtx=rtx, output=interface.output)
         serialized = MAGIC + model if engine is None else engine
         backend = TensorRTBackend(trt, serialized, **{"packer": PACKER, "interface": interface, **options})
