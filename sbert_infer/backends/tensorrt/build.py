@@ -15,6 +15,7 @@ from typing import Any
 
 from sbert_infer.artifact.profiles import Profile
 from sbert_infer.backends.tensorrt import cuda
+from sbert_infer.backends.tensorrt.cuda_packages import driver_too_old
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError
 
@@ -77,7 +78,7 @@ def build_engine(
 
     """
     if target is None:
-        if problem := cuda.driver_problem():
+        if problem := cuda.driver_problem() or driver_too_old(trt.name):
             raise EngineError(f"can't build a TensorRT engine for this machine's GPU: {problem}")
         target = cuda.compute_capability(device) if trt.any_target else None
     _check_target(trt, target)
