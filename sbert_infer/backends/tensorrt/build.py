@@ -15,6 +15,7 @@ from typing import Any
 
 from sbert_infer.artifact.manifest import SENTENCE
 from sbert_infer.backends.tensorrt import cuda
+from sbert_infer.backends.tensorrt.cuda_packages import driver_too_old
 from sbert_infer.backends.tensorrt.network import check_inputs, check_products, keep_output, parse_problem
 from sbert_infer.backends.tensorrt.tensors import input_shape
 from sbert_infer.backends.tensorrt.versions import TensorRT
@@ -79,7 +80,7 @@ def build_engine(
 
     """
     if target is None:
-        if problem := cuda.driver_problem():
+        if problem := cuda.driver_problem() or driver_too_old(trt.name):
             raise EngineError(f"can't build a TensorRT engine for this machine's GPU: {problem}")
         target = cuda.compute_capability(device) if trt.any_target else None
     _check_target(trt, target)
