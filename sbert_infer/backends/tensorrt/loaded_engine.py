@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,9 +99,8 @@ class LoadedEngine:
 
     def close(self) -> None:
         """Free the TensorRT engine. Its contexts must be freed before."""
-        if self._kernels is not None:
-            cuda.set_device(self.device)
-            self._kernels.close()
+        with suppress(EngineError):  # CUDA may be gone; the kernels can be compiled again
+            self.save_kernels()
         self._kernels = None
         self._config = None
         self._engine = None

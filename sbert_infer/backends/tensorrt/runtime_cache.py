@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 class RuntimeCache:
     """The runtime cache of one engine on one GPU.
 
-    It holds TensorRT-RTX's object, which the runtime configuration only refers to.
+    It holds TensorRT-RTX's object, which the runtime configuration only refers to, and which must
+    outlive the contexts that use it.
     """
 
     def __init__(self, trt: TensorRT, config: Any, serialized: bytes, device: int) -> None:
@@ -42,11 +43,6 @@ class RuntimeCache:
         if content and content != self._saved:
             keep_kernels(self._key, content)
             self._saved = content
-
-    def close(self) -> None:
-        """Save, and free it. The contexts that use it must be freed before."""
-        self.save()
-        self._cache = None
 
     def _load(self) -> None:
         """Load what an earlier process kept. TensorRT-RTX checks it against GPU and driver."""

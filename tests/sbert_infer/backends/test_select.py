@@ -17,11 +17,12 @@ from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.manifest import SENTENCE
 from sbert_infer.artifact.plan_file import EngineFile, PackedRowsModel, Plan, open_plan, write_plan
 from sbert_infer.backends import select as backends
-from sbert_infer.backends.select import BackendOptions, open_backend
+from sbert_infer.backends.select import BackendOptions, WouldBuildError, open_backend
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.build import BuiltEngine
 from sbert_infer.backends.tensorrt.loaded_engine import LoadError
 from sbert_infer.types import Shape
+from tests.doubles.packages import install, install_tensorrt
 
 ROWS = PackedRowsModel(("input_ids", "segment_ids", "starts", "ends"), 32, (Shape(1, 64, 16), Shape(8, 64, 16)))
 LIMIT = 8 * 64  # tokens of the largest shape
@@ -79,7 +80,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
             raise LoadError("TensorRT can't load the engine")
         if machine.memory_problem:
             raise EngineError(machine.memory_problem)
-        assert (interface.inputs == ROWS.inputs) == (interface.output == SENTENCE)
+        assert interface.inputs == ROWS.inputs
         return FakeBackend(machine, f"{trt.name} {engine.decode()} on {list(devices)}")
 
     def build_engine(
@@ -282,6 +283,65 @@ def test_onnxruntime_on_the_gpu(machine: Machine, make_plan: Callable[..., Plan]
     assert opened(make_plan(pooling="kernel"))[0] == "onnxruntime on [0]"  # its graph pools
     assert opened(make_plan(cuda_graph=None))[0] == "onnxruntime on [0]"
     assert machine.graphs[3:] == ["cuda.onnx", "cpu.onnx"]
+
+
+def test_better_choices_are_named_with_the_reason(machine: Machine, make_plan: Callable[..., Plan]) -> None:
+    def passed_over(**options: Any) -> tuple[str, list[tuple[str, str]]]:
+        found: list[tuple[str, str]] = []
+        text, _ = opened(make_plan(), passed_over=lambda choice, why: found.append((choice, why)), **options)
+        return text, found
+
+    text, (built,) = passed_over()
+    assert text.startswith("tensorrt built")
+    assert built[0] == "a TensorRT engine that is ready"
+    assert "it holds no engine for tensorrt 10.13.3" in built[1]
+    assert passed_over()[1] == []  # from the cache
+    machine.tensorrt.clear()
+    text, (tensorrt,) = passed_over()
+    assert (text, tensorrt[0]) == ("onnxruntime on [0]", "TensorRT")
+    assert "pip install 'sbert-infer[tensorrt]'" in tensorrt[1]
+    machine.cuda_problem = "no CUDA provider"
+    text, choices = passed_over()
+    assert (text, choices) == ("onnxruntime on CPU", [tensorrt, ("onnxruntime on the GPU", "no CUDA provider")])
+    machine.driver = "no NVIDIA driver"
+    text, choices = passed_over()
+    assert (text, choices) == ("onnxruntime on CPU", [("a GPU", f"no NVIDIA driver: {cuda.DRIVER_CURE}")])
+    assert passed_over(device="cpu") == ("onnxruntime on CPU", [])
+
+
+def test_nothing_is_built_if_building_is_forbidden(machine: Machine, make_plan: Callable[..., Plan]) -> None:
+    with pytest.raises(WouldBuildError, match=r"it holds no engine.*built at first use"):
+        opened(make_plan(), build=False)
+    assert not machine.built
+    opened(make_plan())
+    assert opened(make_plan(), build=False)[1] == []  # from the cache
+
+
+def test_a_driver_that_is_too_old_for_tensorrt(
+    machine: Machine, make_plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(install_tensorrt(tmp_path / "site"))
+    monkeypatch.setattr(cuda, "driver_cuda", lambda: (12, 4))
+    monkeypatch.setattr("sbert_infer.backends.tensorrt.cuda_packages._made_for_bindings", lambda: 12)
+    text, (warning,) = opened(make_plan(FITS))
+    assert text == "onnxruntime on [0]"
+    assert "update the driver, or pip uninstall -y tensorrt" in warning
+    machine.tensorrt.append(FakeTensorRT("tensorrt_rtx", "1.7.1.116"))
+    assert "tensorrt_rtx" not in opened(make_plan(FITS))[0]  # the real one here is made for CUDA 13, too
+    monkeypatch.setattr(cuda, "driver_cuda", lambda: (13, 0))
+    assert opened(make_plan(FITS)) == ("tensorrt engine for GPU A on [0]", [])
+
+
+def test_bindings_that_the_driver_is_too_old_for(
+    machine: Machine, make_plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_tensorrt(tmp_path / "site", major=12)
+    monkeypatch.syspath_prepend(install(tmp_path / "site", "cuda-bindings", "13.5.0"))
+    monkeypatch.setattr(cuda, "driver_cuda", lambda: (12, 8))
+    text, (warning,) = opened(make_plan(FITS))
+    assert text == "onnxruntime on [0]"
+    assert "cuda-bindings 13.5.0 is made for CUDA 13" in warning
+    assert "pip install 'cuda-bindings<13'" in warning
 
 
 def test_the_cpu_last(machine: Machine, make_plan: Callable[..., Plan]) -> None:
