@@ -3,9 +3,8 @@
     manifest.json      the model, the TensorRT engines, and size and sha256 of every other member
     tokenizer.json
     model.onnx         FP16 or BF16 weights, standard operators, packed rows: for TensorRT
-    cuda.onnx          the graph for onnxruntime on a GPU, which uses the weights in model.onnx; only
-                       in FP16
-    cpu.onnx           the graph for CPUs, which also uses them, widened on opening
+    cuda.onnx          the graph for onnxruntime on a GPU, with the weights of model.onnx; FP16 only
+    cpu.onnx           the graph for CPUs, with the same weights, widened on opening
     engines/...        TensorRT engines, if any, named by runtime, version and GPU
 
 The zip's comment holds the sha256 of manifest.json, so every member is checked before it is used.

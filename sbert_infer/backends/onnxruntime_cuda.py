@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbert_infer.backends.base import CLOSED, Array, Batch
+from sbert_infer.backends.onnxruntime_install import CUDA_PROVIDER, not_started, preload_cuda, require_cuda
 from sbert_infer.backends.onnxruntime_session import Graph, OnnxModel, import_onnxruntime, open_session
 from sbert_infer.errors import EngineError
 from sbert_infer.text.packing import Packer
@@ -69,15 +70,11 @@ class OnnxCudaBackend:
 def _open(model: OnnxModel, gpu: int) -> Any:
     """Open a session and check that it uses the GPU: onnxruntime silently falls back to the CPU."""
     onnxruntime = import_onnxruntime()
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        fix = "pip uninstall -y onnxruntime && pip install 'sbert-infer[gpu]'"
-        raise EngineError(f"the installed onnxruntime has no CUDA provider: {fix}")
-    session = open_session(model, 1, [("CUDAExecutionProvider", {"device_id": gpu}), "CPUExecutionProvider"])
-    if "CUDAExecutionProvider" not in session.get_providers():
-        raise EngineError(
-            f"onnxruntime {onnxruntime.__version__} can't use cuda:{gpu}: its CUDA provider did not start (is the "
-            "driver, and are CUDA and cuDNN, of the versions that it needs?)"
-        )
+    require_cuda(onnxruntime)
+    preload_cuda(onnxruntime)
+    session = open_session(model, 1, [(CUDA_PROVIDER, {"device_id": gpu}), "CPUExecutionProvider"])
+    if CUDA_PROVIDER not in session.get_providers():
+        raise EngineError(not_started(onnxruntime, gpu))
     return session
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from sbert_infer.artifact.plan_file import CPU_GRAPH, MODEL, Plan
 from sbert_infer.backends.base import Batch
+from sbert_infer.backends.onnxruntime_install import broken
 from sbert_infer.errors import EngineError
 
 
@@ -124,9 +125,12 @@ def import_onnxruntime() -> Any:
     """Import onnxruntime, or raise an error that says how to install or repair it."""
     try:
         import onnxruntime
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if error.name != "onnxruntime":
+            raise EngineError(broken(str(error))) from error
         raise EngineError("onnxruntime is not installed: pip install 'sbert-infer[cpu]'") from error
+    except ImportError as error:  # files of two versions, or a library that does not load
+        raise EngineError(broken(" ".join(str(error).split()))) from error
     if not hasattr(onnxruntime, "InferenceSession"):  # left by uninstalling one of two onnxruntime packages
-        fix = "pip uninstall -y onnxruntime onnxruntime-gpu, then install the one you need"
-        raise EngineError(f"the installed onnxruntime is broken: {fix}")
+        raise EngineError(broken("it is empty"))
     return onnxruntime

@@ -14,6 +14,7 @@ is an error.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sbert_infer.artifact.manifest import SENTENCE, TOKENS, Artifact
@@ -27,11 +28,18 @@ from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.backend import TensorRTBackend
 from sbert_infer.backends.tensorrt.build import BUILD_VERSION
 from sbert_infer.backends.tensorrt.build_cache import build, cached, engine_key, forget, kept
+from sbert_infer.backends.tensorrt.cuda_packages import driver_too_old
 from sbert_infer.backends.tensorrt.kernel_pooler import KernelPooler
 from sbert_infer.backends.tensorrt.loaded_engine import Interface, LoadError
-from sbert_infer.backends.tensorrt.versions import TensorRT, installed
+from sbert_infer.backends.tensorrt.versions import TensorRT, installed, why_none
 from sbert_infer.errors import EngineError, warn
 from sbert_infer.text.packing import Packer
+
+# The choices, as `BackendOptions.passed_over` names them.
+_GPU = "a GPU"
+_READY = "a TensorRT engine that is ready"
+_TENSORRT = "TensorRT"
+_CUDA = "onnxruntime on the GPU"
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +54,13 @@ class BackendOptions:
     threads: int | None = None
     max_batch_tokens: int | None = None
     cuda_graphs: bool = True
+    build: bool = True  # build a TensorRT engine if none fits; else raise `WouldBuildError`
+    # Called with each better choice that was not taken, and why, in that order.
+    passed_over: Callable[[str, str], object] = lambda choice, why: None
+
+
+class WouldBuildError(EngineError):
+    """A TensorRT engine would have to be built, and `BackendOptions.build` forbids it."""
 
 
 def open_backend(artifact: Artifact, options: BackendOptions) -> Backend:
@@ -55,6 +70,8 @@ def open_backend(artifact: Artifact, options: BackendOptions) -> Backend:
     model = FileModel(artifact.path, fused=artifact.manifest.fusion.get("attention", 0) > 0)
     gpus = gpu_indices("cpu" if options.device is None else options.device)
     if not gpus:
+        if options.device is None:
+            options.passed_over(_CUDA, 'an ONNX file runs on the CPU: give device="cuda", or export it with --fp16')
         return _onnxruntime_cpu(model, options)
     if artifact.manifest.precision == "int8":  # onnxruntime would silently run its products on the CPU
         raise EngineError(f"{artifact.path}: 8-bit is for CPUs; for a GPU export it with --fp16")
@@ -86,6 +103,7 @@ def _on_gpu(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tuple
     No warning is needed for a TensorRT engine from the plan or from the cache.
     """
     if problem := cuda.driver_problem():
+        options.passed_over(_GPU, f"{problem}: {cuda.DRIVER_CURE}")
         return None, problem
     _refuse_cpu_options(options)
     limit = _packer(plan).max_tokens
@@ -93,12 +111,16 @@ def _on_gpu(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tuple
         raise ValueError(f"max_batch_tokens is at most {limit}, the size that its TensorRT engines are built for")
     try:
         return _tensorrt(plan, gpus, options)
+    except WouldBuildError:
+        raise
     except EngineError as error:
         why = str(error)
+        options.passed_over(_TENSORRT, why)
     try:
         graph = CUDA_GRAPH if CUDA_GRAPH in plan.members else CPU_GRAPH  # there is none in BF16
         return _onnxruntime_cuda(PlanModel(plan, graph), gpus, options), why
     except EngineError as error:
+        options.passed_over(_CUDA, str(error))
         return None, f"{why}; {error}"
 
 
@@ -106,6 +128,8 @@ def _tensorrt(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tup
     """Return a TensorRT backend and, if its engine had to be built, the reason."""
     available = _installed()
     cuda.require_bindings()
+    if problem := driver_too_old("cuda-bindings"):
+        raise EngineError(problem)
     target, model = _kind(gpus)
     pooler, why = _pooler(plan)
 
@@ -133,8 +157,11 @@ def _tensorrt(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tup
         except LoadError as error:
             forget(key)
             why = str(error)
+    options.passed_over(_READY, why)
     if options.strict:
         raise EngineError(f"{why}; one would have to be built")
+    if not options.build:
+        raise WouldBuildError(f"{why}; one is built at first use, which may take minutes, and cached")
     logger.info("building a TensorRT engine for %s, which may take minutes", model or target)
     how = {"output": output, "precision": plan.manifest.precision, "device": gpus[0]}
     built = cached(key, lambda: build(trt, plan.read(MODEL), shapes, f"{target} {model}", **how))
@@ -167,7 +194,7 @@ def _packer(plan: Plan) -> Packer:
 
 
 def _interface(plan: Plan, pooler: KernelPooler | None) -> Interface:
-    dim, inputs = plan.manifest.dim, plan.rows.inputs
+    inputs, dim = plan.rows.inputs, plan.manifest.dim
     if pooler is None:
         return Interface(inputs, SENTENCE, dim)
     return Interface(inputs, TOKENS, dim, "BF16" if pooler.bf16 else "HALF")
@@ -198,9 +225,12 @@ def _onnxruntime_cpu(model: FileModel | PlanModel, options: BackendOptions) -> B
 
 
 def _installed() -> list[TensorRT]:
-    if found := installed():
-        return found
-    raise EngineError("TensorRT is not installed (pip install 'sbert-infer[tensorrt]')")
+    """Return every TensorRT that is installed and that the driver can run."""
+    found = installed()
+    problems = {trt.name: driver_too_old(trt.name) for trt in found}
+    if usable := [trt for trt in found if problems[trt.name] is None]:
+        return usable
+    raise EngineError(next(filter(None, problems.values()), None) or why_none())
 
 
 def _kind(gpus: tuple[int, ...]) -> tuple[str, str]:

@@ -273,8 +273,10 @@ class DoubleRuntime:
             raise Misuse(f"{name} while a graph is recorded")
 
 
-def double_driver(machine: Machine, *, code: int = 0, name: str = "Double GPU", capability: int = 89) -> Any:
-    """Replaces libcuda, as loaded by ctypes."""
+def double_driver(
+    machine: Machine, *, code: int = 0, name: str = "Double GPU", capability: int = 89, version: int = 13000
+) -> Any:
+    """Replaces libcuda, as loaded by ctypes. It runs CUDA `version`, 12040 for 12.4."""
 
     def give(target: Any, value: Any) -> int:
         target._obj.value = value
@@ -289,9 +291,11 @@ def double_driver(machine: Machine, *, code: int = 0, name: str = "Double GPU", 
 
     return SimpleNamespace(
         cuInit=lambda flags: code,
+        cuDriverGetVersion=lambda target: give(target, version),
         cuDeviceGetCount=lambda target: give(target, machine.gpus),
         cuDeviceGet=lambda target, ordinal: give(target, ordinal) if ordinal < machine.gpus else 101,
         cuDeviceGetAttribute=attribute,
         cuDeviceGetName=get_name,
+        cuDeviceTotalMem_v2=lambda target, device: give(target, 24 * 2**30),
         cuGetErrorName=lambda number, target: give(target, f"CUDA_ERROR_{number}".encode()),
     )

@@ -22,6 +22,7 @@ from tests.doubles.tensorrt import MAGIC, double_tensorrt
 from tests.models.tensorrt_models import DIM, VOCABULARY, small_encoder
 
 SHAPES = (Shape(1, 8, 2), Shape(6, 8, 2), Shape(3, 16, 4), Shape(1, 40, 10))
+PACKER = Packer(SHAPES, hidden=DIM)
 MODEL = small_encoder(np.float32)
 HALF_MODEL = small_encoder()
 INTERFACE = Interface(INPUTS, SENTENCE, DIM)
@@ -66,8 +67,8 @@ class Lab:
         """Open a backend; with a pooler, its engine gives token vectors, in FP16."""
         model, interface = (HALF_MODEL, TOKEN_INTERFACE) if options.get("pooler") else (MODEL, INTERFACE)
         trt = double_tensorrt(self.machine, SHAPES, rtx=rtx, output=interface.output)
-        plan = MAGIC + model if engine is None else engine
-        backend = TensorRTBackend(trt, plan, **{"packer": Packer(SHAPES, DIM), "interface": interface, **options})
+        serialized = MAGIC + model if engine is None else engine
+        backend = TensorRTBackend(trt, serialized, **{"packer": PACKER, "interface": interface, **options})
         self.opened.append(backend)
         return backend
 
@@ -166,3 +167,15 @@ def expected(batch: Batch, model: bytes = MODEL) -> npt.NDArray[np.float32]:
         }
         vectors.append(session.run([SENTENCE], {name: feed[name] for name in names})[0][0, 0])
     return np.stack(vectors)
+
+
+def run_packed(backend: TensorRTBackend, batch: Batch) -> npt.NDArray[np.float32]:
+    """Return the vectors of a batch's texts."""
+    (found,) = backend.run(batch, (SENTENCE,))
+    return found
+
+
+def check(backend: TensorRTBackend, shape: Shape = SHAPES[1], seed: int = 0) -> None:
+    """Run texts in this shape, and compare their vectors with those that they have alone."""
+    batch = packed(shape, seed)
+    np.testing.assert_allclose(run_packed(backend, batch), expected(batch), atol=2e-6)

@@ -73,7 +73,7 @@ class TensorRTBackend:
             self._free_all = weakref.finalize(self, _close_in, self._pid, made.pop_all())
 
     def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> list[Array]:
-        """Run a packed batch of one of the packer's shapes, and return its vectors, [texts, dim]."""
+        """Run a packed batch, in one of the packer's shapes; return its vectors, [texts, dim]."""
         if tuple(outputs) != self.outputs:
             raise EngineError(f"a TensorRT engine gives {', '.join(self.outputs)} only, not {', '.join(outputs)}")
         if batch.packing is None or batch.shape not in self._shapes:

@@ -15,6 +15,7 @@ from typing import Any
 
 from sbert_infer.artifact.manifest import SENTENCE
 from sbert_infer.backends.tensorrt import cuda
+from sbert_infer.backends.tensorrt.cuda_packages import driver_too_old
 from sbert_infer.backends.tensorrt.network import check_inputs, check_products, keep_output, parse_problem
 from sbert_infer.backends.tensorrt.tensors import input_shape
 from sbert_infer.backends.tensorrt.versions import TensorRT
@@ -79,12 +80,12 @@ def build_engine(
 
     """
     if target is None:
-        if problem := cuda.driver_problem():
+        if problem := cuda.driver_problem() or driver_too_old(trt.name):
             raise EngineError(f"can't build a TensorRT engine for this machine's GPU: {problem}")
         target = cuda.compute_capability(device) if trt.any_target else None
     _check_target(trt, target)
     if precision == "bf16":
-        _check_bf16(target or cuda.compute_capability(device))
+        check_bf16(target or cuda.compute_capability(device))
     stop = threading.Event()
     monitor = _make_monitor(trt, progress, lambda: stop.is_set() or cancelled())
 
@@ -223,7 +224,8 @@ def _check_target(trt: TensorRT, target: str | None) -> None:
     raise EngineError(f"{trt.name} {trt.version} builds for {', '.join(allowed)}, not for {target}")
 
 
-def _check_bf16(target: str) -> None:
+def check_bf16(target: str) -> None:
+    """Raise unless GPUs of this compute capability have BF16."""
     if int(target.removeprefix("sm")) < _OLDEST_BF16:
         raise EngineError(f"{target} has no BF16, which GPUs have from sm{_OLDEST_BF16} on: export the model to FP16")
 

@@ -25,6 +25,7 @@ from sbert_infer.errors import EngineError
 
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+DRIVER_CURE = "install NVIDIA's driver, 580 or newer; start a container with --gpus all"
 
 
 def driver_problem() -> str | None:
@@ -37,6 +38,16 @@ def driver_problem() -> str | None:
     if code == _NO_DEVICE or (code == 0 and device_count() == 0):
         return "the NVIDIA driver sees no GPU"
     return f"the NVIDIA driver does not start (cuInit gives {_driver_error(driver, code)})" if code else None
+
+
+def driver_cuda() -> tuple[int, int] | None:
+    """Return the newest CUDA that the driver runs, such as (12, 4); None without a driver."""
+    version = ctypes.c_int()
+    try:
+        code = _load_driver().cuDriverGetVersion(ctypes.byref(version))  # needs no GPU, and no cuInit
+    except (OSError, AttributeError):
+        return None
+    return None if code else (version.value // 1000, version.value % 1000 // 10)
 
 
 def device_count() -> int:
@@ -61,6 +72,13 @@ def device_name(device: int) -> str:
     name = ctypes.create_string_buffer(256)
     _ask_driver("cuDeviceGetName", name, len(name), _handle(device))
     return name.value.decode(errors="replace")
+
+
+def device_memory(device: int) -> int:
+    """Return the size of the GPU's memory, in bytes."""
+    size = ctypes.c_size_t()
+    _ask_driver("cuDeviceTotalMem_v2", ctypes.byref(size), _handle(device))
+    return size.value
 
 
 def _handle(device: int) -> ctypes.c_int:

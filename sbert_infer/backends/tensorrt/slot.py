@@ -59,8 +59,7 @@ class Slot:
         dim = self.engine.interface.dim
         tokens = max(shape.tokens for shape in shapes)
         texts = max(shape.rows * shape.segments for shape in shapes)
-        sent = [name for name in INPUTS if name in self.engine.interface.inputs or (name in SPANS and self._pooler)]
-        counts = {name: texts if name in SPANS else tokens for name in sent}
+        counts = {name: texts if name in SPANS else tokens for name in self.engine.interface.inputs}
         self.stream = _owned(made, cuda.Stream())
         self.activations = _owned(made, cuda.DeviceBuffer(self.engine.activation_bytes))
         self._sent = {name: _owned(made, cuda.HostBuffer(np.int64, count)) for name, count in counts.items()}
@@ -103,7 +102,7 @@ class Slot:
         return np.array(self._receive(len(packing.texts)))
 
     def _spans(self, batch: Batch, packing: Packing) -> tuple[Ids, Ids]:
-        """Return what is pooled: columns of each row for the graph; for the kernel, tokens of each text."""
+        """Return what is pooled: for the graph, columns by row; for the kernel, tokens by text."""
         if self._pooler is None:
             return packing.starts, packing.ends
         first = packing.texts // packing.starts.shape[1] * batch.shape[1]  # token of the text's row
@@ -116,7 +115,7 @@ class Slot:
             cuda.copy_to_device(self.inputs[name], buffer, array.nbytes, self.stream)
 
     def _receive(self, vectors: int) -> Array:
-        """Copy vectors to the host and wait. Returns the buffer, which the next batch overwrites."""
+        """Copy vectors to the host and wait. Returns a buffer that the next batch overwrites."""
         found: Array = self._received.array[: vectors * self.engine.interface.dim].reshape(vectors, -1)
         cuda.copy_to_host(self._received, self._vectors, found.nbytes, self.stream)
         self.stream.synchronize()

@@ -54,6 +54,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import logging
 from collections import deque
 from dataclasses import dataclass
@@ -117,6 +118,17 @@ def _make_log(base: Any) -> Any:
 def installed() -> list[TensorRT]:
     """Return every usable TensorRT; the full one comes before TensorRT-RTX."""
     return [trt for name in _PACKAGES if (trt := _load_if_there(name)) is not None]
+
+
+def why_none() -> str:
+    """Return why no TensorRT is usable: none is installed, or the one that is does not work."""
+    for name in _PACKAGES:
+        if importlib.util.find_spec(name) is not None:
+            try:
+                load(name)
+            except EngineError as error:
+                return str(error)
+    return "TensorRT is not installed (pip install 'sbert-infer[tensorrt]')"
 
 
 def load(name: str) -> TensorRT:

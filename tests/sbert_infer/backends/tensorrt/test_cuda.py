@@ -53,6 +53,7 @@ def use_driver(monkeypatch: pytest.MonkeyPatch, driver: Any) -> None:
 def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     use_driver(monkeypatch, None)
     assert cuda.driver_problem() == "there is no NVIDIA driver"
+    assert cuda.driver_cuda() is None
     with pytest.raises(EngineError, match="there is no NVIDIA driver"):
         cuda.device_count()
 
@@ -75,8 +76,15 @@ def test_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: int, name: str) -> N
     assert cuda.device_count() == 2
     assert cuda.compute_capability(1) == name
     assert cuda.device_name(0) == "NVIDIA Nothing"
+    assert cuda.device_memory(1) == 24 * 2**30
     with pytest.raises(EngineError, match="cuDeviceGet failed: CUDA_ERROR_101"):
         cuda.device_name(2)
+
+
+@pytest.mark.parametrize(("version", "cuda_version"), [(11080, (11, 8)), (12040, (12, 4)), (13000, (13, 0))])
+def test_the_cuda_of_a_driver(monkeypatch: pytest.MonkeyPatch, version: int, cuda_version: tuple[int, int]) -> None:
+    use_driver(monkeypatch, double_driver(Machine(0), code=100, version=version))  # even if it sees no GPU
+    assert cuda.driver_cuda() == cuda_version
 
 
 def test_the_real_machine_can_be_asked() -> None:

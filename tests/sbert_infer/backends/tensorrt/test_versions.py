@@ -89,7 +89,7 @@ OURS = {
     "runtime_cache.py": {"config"},
 }
 OUR_METHODS = {"enqueue", "capture"}  # of contexts of our own, in slot.py
-RUNTIME_CONFIG = dict.fromkeys(["loaded_engine.py", "runtime_cache.py"], {"config": tensorrt_rtx.IRuntimeConfig})
+RUNTIME_CONFIG = {name: {"config": tensorrt_rtx.IRuntimeConfig} for name in ("loaded_engine.py", "runtime_cache.py")}
 
 
 def owner(node: ast.expr) -> str | None:
