@@ -3,8 +3,9 @@
     model.onnx   ...| name | FP16 bytes |...| name | FP16 bytes |...
     cpu.onnx               ^ offset, length -> Cast to FP32 -> MatMul
 
-The weights may also be BF16. Its large constants are ONNX external data: each names a range of bytes in the file beside it, which
-is an ONNX model itself. onnxruntime widens them to FP32 once, while it loads the graph.
+Its large constants are ONNX external data: each names a range of bytes in the file beside it, which
+is an ONNX model itself, in FP16 or BF16. onnxruntime widens them to FP32 once, while it loads the
+graph.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Array = npt.NDArray[np.generic]
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers of ModelProto, GraphProto, TensorProto
 
 
-def make_cpu_graph(fused: ir.Model, half_model: bytes, dtype: npt.DTypeLike = np.float16) -> bytes:
+def make_cpu_graph(fused: ir.Model, half_model: bytes, dtype: ir.DataType = ir.DataType.FLOAT16) -> bytes:
     """Let `fused` take its matrices from `half_model`, the GPU's, and serialize it.
 
     Matrices that it lacks are kept inline in its `dtype`, biases and norms, which are small, in
@@ -35,7 +36,7 @@ def make_cpu_graph(fused: ir.Model, half_model: bytes, dtype: npt.DTypeLike = np
     for value in list(fused.graph.initializers.values()):
         if value.const_value is None or value.dtype != ir.DataType.FLOAT or len(value.const_value.shape) < 2:
             continue
-        narrow = value.const_value.numpy().astype(dtype)
+        narrow = value.const_value.numpy().astype(dtype.numpy())
         place = stored.get(digest(narrow))
         _replace(fused.graph, value, _external(narrow, place) if place else ir.tensor(narrow))
     serialized: bytes = ir.to_proto(fused).SerializeToString()
