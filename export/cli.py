@@ -26,6 +26,7 @@ Examples:
   sbert-export model/ --int8 --calibration my.txt  tuned on your own texts, one per line
   sbert-export model/ --fp16                       writes model.plan, FP16, for GPUs; also runs on CPUs
   sbert-export model/ --fp16 --target sm89,sm120   with TensorRT-RTX engines for these GPUs inside
+  sbert-export model/ --fp16 --bf16                in BF16, for a model that FP16 can't hold (T5, Gemma)
   sbert-export model/ --portable -o any.onnx       standard operators, for other runtimes
   sbert-export reranker/                           a cross-encoder, for Reranker("reranker.onnx")
   sbert-export splade/                             a sparse encoder: Engine("splade.onnx") gives CSR matrices
@@ -43,12 +44,13 @@ much, nothing is, and the exit code is 1.
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write, or a folder to put it in.")
 @click.option("--int8", is_flag=True, help="8-bit weights and activations, for CPUs.")
 @click.option("--fp16", is_flag=True, help="A plan for GPUs: FP16, with TensorRT engines inside.")
+@click.option("--bf16", is_flag=True, help="With --fp16: BF16 instead, less exact but with the range of FP32.")
 @click.option("--portable", is_flag=True, help="Standard ONNX operators only, for runtimes other than onnxruntime.")
 @click.option("--max-length", type=click.IntRange(min=1), metavar="N", help="Limit texts to N tokens.")
 @click.option(
     "--calibration",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Texts like yours, one per line: --int8 is tuned on them, --fp16 chooses its length buckets by them.",
+    help="Texts like yours, one per line: --int8 is tuned on them, --fp16 chooses its row lengths by them.",
 )
 @click.option(
     "--target",
@@ -77,7 +79,12 @@ much, nothing is, and the exit code is 1.
     "for bge-m3 sentence,sparse,multi. [sentence]",
 )
 @click.option("--route", metavar="NAME", help="The route to export of a model that has several (Router, Asym).")
-@click.option("--min-cosine", type=float, metavar="X", help="Lowest cosine accepted. [0.9999; fp16: 0.999; int8: 0.98]")
+@click.option(
+    "--min-cosine",
+    type=float,
+    metavar="X",
+    help="Lowest cosine accepted. [0.9999; fp16: 0.999; bf16: 0.995; int8: 0.98]",
+)
 @click.option(
     "--triton-repository",
     metavar="DIR",

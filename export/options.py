@@ -22,12 +22,13 @@ class ExportOptions:
 
     int8: bool = False
     fp16: bool = False  # a plan, for GPUs
+    bf16: bool = False  # with `fp16`: in BF16, for a model that FP16 can't hold
     portable: bool = False  # standard operators only
     max_length: int | None = None  # tokens; the checkpoint's own limit by default
     calibration: Sequence[str] = ()  # texts like those to be encoded, for int8 and fp16
-    lengths: Sequence[int] = ()  # tokens of the texts to be encoded, for the length buckets of a plan
+    lengths: Sequence[int] = ()  # tokens of the texts to be encoded, for the row lengths of a plan
     targets: Sequence[str] | None = None  # GPUs to build TensorRT engines for; by default this machine's, if any
-    max_batch_tokens: int = MAX_BATCH_TOKENS  # that a plan's TensorRT engine takes at once
+    max_batch_tokens: int = MAX_BATCH_TOKENS  # of the largest shapes of a plan's TensorRT engines
     pooling: str = "graph"  # or "kernel": a plan's vectors are pooled by the Triton kernel
     # Outputs of the graph. With "tokens" also a vector for each token; with "sparse" and "multi"
     # also those of bge-m3's additional layers.
@@ -42,6 +43,8 @@ class ExportOptions:
             raise ExportError("--int8 needs operators of onnxruntime: it can't be --portable")
         if self.fp16 and (self.int8 or self.portable):
             raise ExportError("--fp16 writes a plan: it can't be combined with --int8 or --portable")
+        if self.bf16 and not self.fp16:
+            raise ExportError("--bf16 is for plans: --fp16 --bf16")
         if not self.fp16 and (self.lengths or self.targets is not None or self.pooling != "graph"):
             raise ExportError("--lengths, --target and --pooling are for --fp16")
         if self.pooling not in ("graph", "kernel"):
@@ -69,13 +72,15 @@ class ExportOptions:
     @property
     def precision(self) -> str:
         """The precision's name in the manifest."""
-        return "fp16" if self.fp16 else "int8" if self.int8 else "fp32"
+        if self.fp16:
+            return "bf16" if self.bf16 else "fp16"
+        return "int8" if self.int8 else "fp32"
 
 
 def default_output(source: str, options: ExportOptions) -> Path:
     """`some/model/` -> `model.onnx`, `model.int8.onnx` or `model.plan`, in the current folder."""
     name = Path(source).resolve().name if Path(source).is_dir() else source.rstrip("/").rpartition("/")[2]
-    return Path(name + {"fp32": ".onnx", "int8": ".int8.onnx", "fp16": ".plan"}[options.precision])
+    return Path(name + (".plan" if options.fp16 else ".int8.onnx" if options.int8 else ".onnx"))
 
 
 def no_progress(count: int) -> None:

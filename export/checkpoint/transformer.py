@@ -184,10 +184,16 @@ def length_limit(saved: int | None, tokenizer: Any, config: Any, wanted: int | N
 def _positions(config: Any) -> int | None:
     """The number of tokens that the model's table of positions holds; None without a table."""
     size: int = getattr(config, "max_position_embeddings", 0)
-    if config.model_type in _TABLE_AFTER_PAD:
-        pad: int = 1 if config.model_type == "mpnet" else config.pad_token_id  # MPNet's is fixed
-        return size - pad - 1
-    return size if config.model_type in _TABLE else None
+    if config.model_type in _TABLE | _TABLE_AFTER_PAD:
+        return size - first_position(config)
+    return None
+
+
+def first_position(config: Any) -> int:
+    """The position of a text's first token: 0, or the one after the padding token's id."""
+    if config.model_type not in _TABLE_AFTER_PAD:
+        return 0
+    return 2 if config.model_type == "mpnet" else int(config.pad_token_id) + 1  # MPNet's is fixed
 
 
 @contextmanager

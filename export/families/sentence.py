@@ -54,7 +54,7 @@ class SentenceEncoder(Family):
         checkpoint = self.checkpoint
         if checkpoint.model_type in (STATIC, SPARSE_STATIC) and self.options.precision != "fp32":
             what = f"{checkpoint.name} is a table of static embeddings, with no layers to compute: export it without"
-            raise ExportError(f"{what} --{self.options.precision}")
+            raise ExportError(f"{what} --{'fp16' if self.options.fp16 else 'int8'}")
         odd = [type(spec).__name__ for spec in checkpoint.modules if not isinstance(spec, PoolingSpec | NormalizeSpec)]
         unlike = checkpoint.pooling.modes != ("mean",) or not checkpoint.pooling.include_prompt or odd
         if self.options.pooling == "kernel" and unlike:

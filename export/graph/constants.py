@@ -25,9 +25,14 @@ def share_equal_constants(graph: ir.Graph) -> None:
     for name, value in list(graph.initializers.items()):
         if value.const_value is None or value.is_graph_input() or value.is_graph_output():
             continue
-        array = np.ascontiguousarray(value.const_value.numpy())
-        key = (array.dtype.str, tuple(value.const_value.shape), hashlib.sha256(array.data).digest())
+        array = value.const_value.numpy()
+        key = (value.const_value.dtype, array.shape, digest(array))
         if key in kept:
             ir.convenience.replace_all_uses_with(value, kept[key])
             del graph.initializers[name]
         kept.setdefault(key, value)
+
+
+def digest(array: npt.NDArray[np.generic]) -> bytes:
+    """The sha256 of the numbers; numpy has no buffer for those of BF16."""
+    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).digest()

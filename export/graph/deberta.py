@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sbert_infer.export.graph.attention import add, additive, attend, attention_node, split_heads
+from sbert_infer.export.reference.packed import Segments
 
 ATTENTION = "modeling_deberta_v2.DisentangledSelfAttention"
 
@@ -92,9 +93,16 @@ def fused_attention(
 
 
 def plain_attention(
-    self: Any, hidden: Tensor, attention_mask: Tensor, *_: Any, relative_pos: Tensor | None = None, **__: Any
+    segments: Segments | None,
+    self: Any,
+    hidden: Tensor,
+    attention_mask: Tensor,
+    *_: Any,
+    relative_pos: Tensor | None = None,
+    **__: Any,
 ) -> tuple[Tensor, None]:
-    """As `fused_attention`, in standard operators."""
+    """As `fused_attention`, in standard operators; with `segments`, within those."""
     query, key, value = split_heads(self, hidden, self.query_proj, self.key_proj, self.value_proj)
-    bias = add(relative_bias(self, query, key, relative_pos), additive(attention_mask.bool(), hidden.dtype))
+    mask = attention_mask.bool() if segments is None else segments.together
+    bias = add(relative_bias(self, query, key, relative_pos), additive(mask, hidden.dtype))
     return attend(query, key, value, score_scale(self), bias).reshape(hidden.shape), None

@@ -41,6 +41,7 @@ from sbert_infer.export.graph.attention import (
     repeated,
     split_heads,
 )
+from sbert_infer.export.reference.packed import Segments
 
 FUSED, PLAIN = "sbert_infer_fused", "sbert_infer_plain"
 MPNET = "modeling_mpnet.MPNetSelfAttention"
@@ -58,11 +59,15 @@ def fused_operators(encoder: nn.Module, *, padding_side: str = "left", max_lengt
 
 
 @contextmanager
-def plain_operators(encoder: nn.Module) -> Iterator[None]:
-    """Within this context, tracing `encoder` emits standard operators; it can also be run."""
+def plain_operators(encoder: nn.Module, segments: Segments | None = None) -> Iterator[None]:
+    """Within this context, tracing `encoder` emits standard operators; it can also be run.
+
+    With `segments` its rows are packed: a token sees only those of its own segment.
+    """
     AttentionInterface.register(PLAIN, _plain_attention)
-    AttentionMaskInterface.register(PLAIN, _plain_mask)
-    with _operators(encoder, PLAIN, {MPNET: partial(_mpnet, attend), deberta.ATTENTION: deberta.plain_attention}):
+    AttentionMaskInterface.register(PLAIN, partial(_plain_mask, segments))
+    patches = {MPNET: partial(_mpnet, attend), deberta.ATTENTION: partial(deberta.plain_attention, segments)}
+    with _operators(encoder, PLAIN, patches):
         yield
 
 
@@ -191,9 +196,19 @@ def _plain_attention(
     return attend(query, *repeated(query, key, value), _scale(module, query, options), bias), None
 
 
-def _plain_mask(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
-    """The mask as a bias for all layers, [batch, 1, 1, length] or [batch, 1, length, length]."""
-    mask = _mask(*args, attention_mask=attention_mask, **options)
-    if mask is not None and mask.ndim == 2:
-        mask = mask[:, None, None, :].to(torch.bool)
+def _plain_mask(
+    segments: Segments | None, *args: Any, attention_mask: Tensor | None = None, **options: Any
+) -> Tensor | None:
+    """The mask as a bias for all layers, [batch, 1, 1, length] or [batch, 1, length, length].
+
+    Within a segment, differences of columns are those of positions, so causality and windows need
+    no change.
+    """
+    if segments is not None:
+        restricted = _mask(*args, **options)  # None if attention is neither causal nor has a window
+        mask: Tensor | None = segments.together if restricted is None else restricted & segments.together
+    else:
+        mask = _mask(*args, attention_mask=attention_mask, **options)
+        if mask is not None and mask.ndim == 2:
+            mask = mask[:, None, None, :].to(torch.bool)
     return additive(mask, options.get("dtype", torch.float32))

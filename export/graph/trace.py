@@ -114,6 +114,44 @@ def trace(
     if prompt:
         inputs["prompt_length"] = torch.tensor(1)
         shapes["prompt_length"] = {}
+    return _export(module, checkpoint, inputs, shapes, outputs)
+
+
+def trace_packed(module: nn.Module, checkpoint: Checkpoint) -> ir.Model:
+    """The graph of `module`, a `PackedReference`, for rows of any number, length and segments.
+
+    Inputs that the model makes no use of, such as positions where they are relative, are left out.
+    """
+    rows, segments = torch.export.Dim("rows"), torch.export.Dim("segments")
+    length = torch.export.Dim("length", max=checkpoint.max_length)
+    # Two texts in each row, the first of one token and the second of two.
+    values = {"input_ids": [1, 1, 1], "segment_ids": [1, 2, 2], "position_ids": [0, 0, 1], "starts": [0, 1]}
+    inputs = {name: torch.tensor([row, row]) for name, row in {**values, "ends": [1, 3]}.items()}
+    shapes: dict[str, object] = {name: {0: rows, 1: length} for name in inputs}
+    shapes |= {name: {0: rows, 1: segments} for name in ("starts", "ends")}
+    model = _export(module, checkpoint, inputs, shapes, (SENTENCE, TOKENS))
+    _leave_out_unused(model.graph)
+    return model
+
+
+def _leave_out_unused(graph: ir.Graph) -> None:
+    """Remove inputs of which nothing is used, or only the shape, which is that of the token ids."""
+    ids, *others = (value for value in graph.inputs if str(value.name).endswith("_ids"))
+    for value in others:
+        for node, index in list(value.uses()):
+            if node.op_type == "Shape":
+                node.replace_input_with(index, ids)
+        if not value.uses():
+            graph.inputs.remove(value)
+
+
+def _export(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    inputs: dict[str, Tensor],
+    shapes: dict[str, object],
+    outputs: Sequence[str],
+) -> ir.Model:
     try:
         program = torch.onnx.export(
             module,

@@ -1,9 +1,9 @@
-"""The CPU graph of a plan: fused for onnxruntime, with its weights in the FP16 model's file.
+"""The CPU graph of a plan: fused for onnxruntime, with its weights in the GPU model's file.
 
     model.onnx   ...| name | FP16 bytes |...| name | FP16 bytes |...
     cpu.onnx               ^ offset, length -> Cast to FP32 -> MatMul
 
-Its large constants are ONNX external data: each names a range of bytes in the file beside it, which
+The weights may also be BF16. Its large constants are ONNX external data: each names a range of bytes in the file beside it, which
 is an ONNX model itself. onnxruntime widens them to FP32 once, while it loads the graph.
 """
 
@@ -18,33 +18,28 @@ import onnx_ir as ir
 
 from sbert_infer.artifact.plan_file import MODEL
 from sbert_infer.artifact.protobuf import fields
+from sbert_infer.export.graph.constants import digest
 
 Array = npt.NDArray[np.generic]
 
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers of ModelProto, GraphProto, TensorProto
 
 
-def make_cpu_graph(fused: ir.Model, half_model: bytes) -> bytes:
-    """Let `fused` take its matrices from `half_model`, the FP16 model, and serialize it.
+def make_cpu_graph(fused: ir.Model, half_model: bytes, dtype: npt.DTypeLike = np.float16) -> bytes:
+    """Let `fused` take its matrices from `half_model`, the GPU's, and serialize it.
 
-    Matrices that it lacks are kept inline in FP16, biases and norms, which are small, in FP32.
-    `fused` itself is changed.
+    Matrices that it lacks are kept inline in its `dtype`, biases and norms, which are small, in
+    FP32. `fused` itself is changed.
     """
-    stored = {_digest(data): (offset, len(data)) for offset, data in _raw_data(half_model)}
+    stored = {hashlib.sha256(data).digest(): (offset, len(data)) for offset, data in _raw_data(half_model)}
     for value in list(fused.graph.initializers.values()):
         if value.const_value is None or value.dtype != ir.DataType.FLOAT or len(value.const_value.shape) < 2:
             continue
-        array = np.ascontiguousarray(value.const_value.numpy())
-        # The modules after pooling are FP32 in the FP16 model as well.
-        narrow = array if _digest(array) in stored else array.astype(np.float16)
-        place = stored.get(_digest(narrow))
+        narrow = value.const_value.numpy().astype(dtype)
+        place = stored.get(digest(narrow))
         _replace(fused.graph, value, _external(narrow, place) if place else ir.tensor(narrow))
     serialized: bytes = ir.to_proto(fused).SerializeToString()
     return serialized
-
-
-def _digest(data: Array | memoryview) -> bytes:
-    return hashlib.sha256(data.data if isinstance(data, np.ndarray) else data).digest()
 
 
 def _raw_data(model: bytes) -> Iterator[tuple[int, memoryview]]:
@@ -66,16 +61,13 @@ def _address(data: memoryview) -> int:
 
 
 def _external(array: Array, place: tuple[int, int]) -> ir.ExternalTensor:
-    """`array` as a range of bytes, (offset, length), of the FP16 model's file."""
+    """`array` as a range of bytes, (offset, length), of the GPU model's file."""
     dtype = ir.DataType.from_numpy(array.dtype)
     return ir.ExternalTensor(MODEL, *place, dtype, shape=ir.Shape(array.shape), name="")
 
 
 def _replace(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol) -> None:
-    """Replace the constant `value` by `tensor`; its users still get FP32."""
-    if tensor.dtype == ir.DataType.FLOAT:
-        value.const_value = tensor
-        return
+    """Replace the constant `value` by the narrower `tensor`; its users still get FP32."""
     name = f"{value.name}.half"
     half = ir.Value(name=name, shape=value.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
     widen = ir.node("Cast", [half], {"to": ir.DataType.FLOAT})

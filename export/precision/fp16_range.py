@@ -23,22 +23,24 @@ MAX_ACTIVATION = FP16_MAX / 2
 # FP16 rounds a weight by 2^-11 of its value at most. A tensor that loses much more is too small.
 MAX_WEIGHT_ERROR = 0.01
 
-_OFFER = "export it in FP32 instead, without --fp16"
+_OFFER = "export it in BF16, with --fp16 --bf16, or in FP32, without --fp16"
 
 
 @contextmanager
 def refuse_overflow(reference: Reference) -> Iterator[None]:
-    """Raise `ExportError`, naming the layer, if FP16 can't hold the transformer's numbers.
+    """Raise `ExportError`, naming the layer, if FP16 can't hold the numbers of products and sums.
 
-    Weights are checked at once, the activations of all texts that `reference` encodes within this
-    context at its end.
+    Those are the transformer's, and those of Dense modules after pooling. Weights are checked at
+    once, the activations of all texts that `reference` encodes within this context at its end.
     """
-    _check_weights(reference.encoder)
+    dense = {name: module for name, module in reference.head.named_modules("head") if isinstance(module, nn.Linear)}
+    _check_weights(reference.encoder.named_parameters())
+    _check_weights((f"{name}.weight", module.weight) for name, module in dense.items())
+    layers = {name: module for name, module in reference.encoder.named_modules() if _computes(module)}
     peaks: dict[str, float] = {}
     hooks = [
-        module.register_forward_hook(partial(_watch, name or "the encoder", peaks), with_kwargs=True)
-        for name, module in reference.encoder.named_modules()
-        if not name or _computes(module)
+        module.register_forward_hook(partial(_watch, name, peaks, 2 if name in dense else 3), with_kwargs=True)
+        for name, module in {"the encoder": reference.encoder, **layers, **dense}.items()
     ]
     try:
         yield
@@ -48,8 +50,8 @@ def refuse_overflow(reference: Reference) -> Iterator[None]:
     _check_peaks(peaks)
 
 
-def _check_weights(encoder: nn.Module) -> None:
-    for name, parameter in encoder.named_parameters():
+def _check_weights(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    for name, parameter in parameters:
         weight = parameter.detach()
         largest = float(weight.abs().max())
         if not largest <= FP16_MAX:
@@ -65,12 +67,12 @@ def _computes(module: nn.Module) -> bool:
 
 
 def _watch(
-    name: str, peaks: dict[str, float], module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any
+    name: str, peaks: dict[str, float], ndim: int, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any
 ) -> None:
-    """A hook that keeps the largest magnitudes of a module's inputs and outputs."""
+    """A hook that keeps the largest magnitudes of a module's inputs and outputs of `ndim`."""
     for side, values in (("input", [*args, *kwargs.values()]), ("output", _items(output))):
         place = f"the {side} of {name}"
-        for tensor in _hidden_states(values):
+        for tensor in _hidden_states(values, ndim):
             low, high = tensor.aminmax()
             peak = max(-float(low), float(high))
             peaks[place] = max(peaks.get(place, 0.0), math.inf if math.isnan(peak) else peak)
@@ -82,10 +84,10 @@ def _items(output: Any) -> Iterable[Any]:
     return output.values() if isinstance(output, dict) else output
 
 
-def _hidden_states(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors [batch, length, width]; a mask, which has four dimensions, is left out."""
+def _hidden_states(values: Iterable[Any], ndim: int) -> Iterator[Tensor]:
+    """The tensors [batch, length, width], or [batch, width] after pooling; a mask has four dimensions."""
     for value in values:
-        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3:
+        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == ndim:
             yield value
 
 

@@ -160,10 +160,15 @@ class Reference(Encoder):
         """
         return self.pool(self.token_vectors(input_ids, attention_mask), attention_mask, prompt_length)
 
-    def token_vectors(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """[batch, length] twice -> [batch, length, width], the vectors to be pooled."""
+    def token_vectors(self, input_ids: Tensor, attention_mask: Tensor, **options: Tensor) -> Tensor:
+        """[batch, length] twice -> [batch, length, width], the vectors to be pooled.
+
+        `options` are further arguments of the transformer.
+        """
         layers = self.layer_pooling is not None
-        output = self.encoder(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=layers)
+        output = self.encoder(
+            input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=layers, **options
+        )
         tokens: Tensor = output.last_hidden_state
         return tokens if self.layer_pooling is None else self.layer_pooling(output.hidden_states)
 

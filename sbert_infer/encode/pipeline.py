@@ -163,13 +163,7 @@ class Pipeline:
         if isinstance(rows, PaddedRows):
             padded = tokenized.padded(rows.texts, rows.length, self._pad_id, self._padding_side)
             return Batch(*padded, prompt_length)
-        ids, segments, positions = tokenized.packed(rows, self._pad_id)
-        starts, ends = np.zeros((2, rows.shape.rows, rows.shape.segments), np.int64)
-        ends[rows.rows, rows.segments] = rows.columns + tokenized.lengths[rows.texts]
-        starts[rows.rows, rows.segments] = rows.columns + prompt_length
-        places = rows.rows * rows.shape.segments + rows.segments
-        packing = Packing(segments, positions, np.minimum(starts, ends), ends, places)
-        return Batch(ids, (segments > 0).astype(np.int64), None, prompt_length, packing)
+        return packed_batch(tokenized, rows, self._pad_id, prompt_length)
 
     def refuse_truncation(
         self, tokenized: TokenizedTexts, inverse: Indices | None, output: Output, start: int = 0
@@ -298,6 +292,17 @@ class _Run:
             padded_tokens=sum(batch.tokens for batch in self._batches),
             batches=len(self._batches),
         )
+
+
+def packed_batch(tokenized: TokenizedTexts, rows: PackedRows, pad_id: int, prompt_length: int = 0) -> Batch:
+    """Return a batch of some texts, packed."""
+    ids, segments, positions = tokenized.packed(rows, pad_id)
+    starts, ends = np.zeros((2, rows.shape.rows, rows.shape.segments), np.int64)
+    ends[rows.rows, rows.segments] = rows.columns + tokenized.lengths[rows.texts]
+    starts[rows.rows, rows.segments] = rows.columns + prompt_length
+    places = rows.rows * rows.shape.segments + rows.segments
+    packing = Packing(segments, positions, np.minimum(starts, ends), ends, places)
+    return Batch(ids, (segments > 0).astype(np.int64), None, prompt_length, packing)
 
 
 def unique_texts(texts: list[Item]) -> tuple[list[Item], Indices | None]:

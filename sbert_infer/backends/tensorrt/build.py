@@ -85,7 +85,7 @@ def build_engine(
         target = cuda.compute_capability(device) if trt.any_target else None
     _check_target(trt, target)
     if precision == "bf16":
-        _check_bf16(target or cuda.compute_capability(device))
+        check_bf16(target or cuda.compute_capability(device))
     stop = threading.Event()
     monitor = _make_monitor(trt, progress, lambda: stop.is_set() or cancelled())
 
@@ -217,7 +217,8 @@ def _check_target(trt: TensorRT, target: str | None) -> None:
     raise EngineError(f"{trt.name} {trt.version} builds for {', '.join(allowed)}, not for {target}")
 
 
-def _check_bf16(target: str) -> None:
+def check_bf16(target: str) -> None:
+    """Raise unless GPUs of this compute capability have BF16."""
     if int(target.removeprefix("sm")) < _OLDEST_BF16:
         raise EngineError(f"{target} has no BF16, which GPUs have from sm{_OLDEST_BF16} on: export the model to FP16")
 
