@@ -76,10 +76,10 @@ def test_many_callers(small: Engine, padded: Vectors) -> None:
     use(small, backend)
 
     async def main() -> None:
-        async with AsyncEngine(small, on_truncate="ignore") as engine:
-            found = await asyncio.gather(*[engine.encode(text, prompt="") for text in ALL_TEXTS])
-            np.testing.assert_array_equal(np.stack(found), padded)
-            together = await engine.encode(ALL_TEXTS, prompt="")
+        async with AsyncEngine(small) as engine:
+            calls = [engine.encode(text, prompt="", on_truncate="ignore") for text in ALL_TEXTS]
+            np.testing.assert_array_equal(np.stack(await asyncio.gather(*calls)), padded)
+            together = await engine.encode(ALL_TEXTS, prompt="", on_truncate="ignore")
             np.testing.assert_array_equal(together, padded)
             assert engine.stats().padded_tokens == sum(rows * length for rows, length in backend.shapes)
 

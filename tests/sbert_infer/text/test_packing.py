@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +88,7 @@ def test_a_lone_text_runs_in_the_smallest_shape() -> None:
 # Work
 
 # Lengths as they occur: sentences with a tail of paragraphs; questions; paragraphs; all alike.
-MIXES: dict[str, Callable[[np.random.Generator, int], npt.NDArray[np.float64]]] = {
+MIXES: dict[str, Callable[[np.random.Generator, int], npt.NDArray[Any]]] = {
     "sentences": lambda random, count: random.lognormal(3.5, 0.9, count),
     "questions": lambda random, count: 3.0 + random.poisson(8, count),
     "paragraphs": lambda random, count: random.normal(400, 100, count),
