@@ -23,3 +23,16 @@ class Encoded(NamedTuple):
     vectors: Any
     tokens: int  # of all texts after truncation, including prompts and special tokens
     truncated: int  # number of texts that were cut to the model's limit
+
+
+class Shape(NamedTuple):
+    """A number of rows of tokens, all of one length, in each of which several texts may stand."""
+
+    rows: int
+    length: int  # tokens of a row
+    segments: int  # the most texts in a row; 1 if the model's texts can't be packed
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that run, whether or not a text is there."""
+        return self.rows * self.length
