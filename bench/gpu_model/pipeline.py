@@ -22,7 +22,6 @@ SWITCH_INTERVAL_S = 5e-3
 class BatchCosts:
     """Seconds of each stage of a batch."""
 
-    texts: int
     make_s: float  # in Python
     copy_in_s: float
     run_s: float
@@ -36,7 +35,6 @@ class BatchCosts:
 class WindowCosts:
     """Seconds of the calling thread for a window of texts, and the window's batches."""
 
-    tokens: int
     tokenize_s: float  # in the tokenizer's own threads
     collect_s: float  # in Python: token ids to arrays, and the plan of batches
     gather_s: float  # in Python: vectors to the result

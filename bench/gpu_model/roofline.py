@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sbert_infer.artifact.shapes import Shape
+from sbert_infer.types import Shape
 
 # Of the memory bandwidth in data sheets, plain copies reach this share. Assumed.
 _MEMORY_SHARE = 0.8
