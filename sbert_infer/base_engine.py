@@ -150,7 +150,7 @@ class BaseEngine:
         if artifact.manifest != self.manifest:
             raise EngineError(f"{artifact.path} is another model than the one that was opened: open a new Engine")
         before, backend = pipeline.backend, open_backend(artifact, self._options)
-        if (backend.device, backend.edges, backend.workers) != (before.device, before.edges, before.workers):
+        if (backend.device, backend.packer, backend.workers) != (before.device, before.packer, before.workers):
             backend.close()
             raise EngineError(f"{artifact.path} would now run with {backend.describe()}: open a new Engine")
         pipeline.backend = backend

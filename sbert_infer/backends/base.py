@@ -9,6 +9,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sbert_infer.text.packing import Packer
+
 CLOSED = "the engine was closed during this call"
 
 Array = npt.NDArray[np.float32]
@@ -51,11 +53,11 @@ class Backend(Protocol):
     threads: int
     max_batch_tokens: int
     min_batch_tokens: int  # a small call is split among the workers into batches no smaller than this
-    edges: tuple[int, ...] | None  # the only lengths that can run, or None for any
+    packer: Packer | None  # packs texts into the only shapes that can run; None: padded, in any shape
     outputs: tuple[str, ...]  # names of the graph's outputs that it can return
 
     def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> list[Array]:
-        """Run a batch and return the `outputs` in that order, each [rows, ...].
+        """Run a batch and return the `outputs` in that order, each [texts, ...].
 
         `alone` means that no other batch of this call runs at the same time.
         """

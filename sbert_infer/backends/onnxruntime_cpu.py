@@ -18,6 +18,7 @@ from sbert_infer._util.cores import usable_cores
 from sbert_infer.backends.base import CLOSED, Array, Batch
 from sbert_infer.backends.onnxruntime_session import Graph, OnnxModel, import_onnxruntime, open_session
 from sbert_infer.errors import EngineError
+from sbert_infer.text.packing import Packer
 
 # The activations of a batch of this size stay in the cache. Half or twice the size makes no
 # measurable difference.
@@ -34,7 +35,7 @@ class OnnxBackend:
     """Runs a checked ONNX model with onnxruntime on the CPU."""
 
     device = "cpu"
-    edges: tuple[int, ...] | None = None
+    packer: Packer | None = None
     # A smaller batch is not worth handing to another worker.
     min_batch_tokens = 64
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sbert_infer.backends.base import CLOSED, Array, Batch
 from sbert_infer.backends.onnxruntime_session import Graph, OnnxModel, import_onnxruntime, open_session
 from sbert_infer.errors import EngineError
+from sbert_infer.text.packing import Packer
 
 _MAX_BATCH_TOKENS = 16384  # not measured; a GPU needs much larger batches than a CPU
 _WORKERS_PER_GPU = 2  # while one copies, the other computes
@@ -21,7 +22,7 @@ _MEMORY = "cuda"  # onnxruntime's name for a GPU's memory
 class OnnxCudaBackend:
     """Runs a checked ONNX model with onnxruntime's CUDA provider."""
 
-    edges: tuple[int, ...] | None = None
+    packer: Packer | None = None
     threads = 1
 
     def __init__(self, model: OnnxModel, gpus: Sequence[int], *, max_batch_tokens: int | None = None) -> None:

@@ -18,15 +18,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sbert_infer.backends.base import CLOSED, Array, Backend, Batch
+from sbert_infer.backends.base import CLOSED, Array, Backend, Batch, Packing
 from sbert_infer.encode.output import Collector, EncodeStats, Indices, Output, Window
 from sbert_infer.errors import EngineError, TextError, TruncationError
-from sbert_infer.text.batching import BatchRows, cut_batches
+from sbert_infer.text.batching import PaddedRows, cut_batches
 from sbert_infer.text.inputs import check_pairs, check_texts, prepend
+from sbert_infer.text.packing import PackedRows
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
 from sbert_infer.types import Text
 
 Item = TypeVar("Item", bound=Text)
+Rows = PaddedRows | PackedRows  # texts that run together
 Progress = Callable[[int], object]  # called with the number of texts finished since its last call
 
 # Texts that are sorted together: enough for little padding, few enough to bound memory.
@@ -119,15 +121,55 @@ class Pipeline:
     def run_together(self, texts: Sequence[Text]) -> Array:
         """Return the model's first output for all `texts` in one batch, padded to the longest.
 
-        `run` never does this. It serves to show that batching makes no difference to the vectors.
+        `run` never does this, except in packed rows. It serves to show that batching makes no
+        difference to the vectors.
         """
-        tokenized = self.tokenizer(texts)
-        batch = self.make_batch(tokenized, np.arange(len(texts)), int(tokenized.lengths.max()))
-        return self.backend.run(batch, self.backend.outputs[:1])[0]
+        return self.run_all(self.tokenizer(texts), self.backend.outputs[:1])[0][0]
 
-    def make_batch(self, tokenized: TokenizedTexts, rows: Indices, length: int, prompt_length: int = 0) -> Batch:
-        """Return a batch of some texts, padded to `length` tokens on the model's padding side."""
-        return Batch(*tokenized.padded(rows, length, self._pad_id, self._padding_side), prompt_length)
+    def run_all(
+        self,
+        tokenized: TokenizedTexts,
+        outputs: Sequence[str],
+        *,
+        length: int | None = None,
+        prompt_length: int = 0,
+        backend: Backend | None = None,
+        alone: bool = False,
+    ) -> tuple[list[Array], int]:
+        """Run all texts in one batch, padded to `length` tokens, by default the longest text's.
+
+        Where texts are packed, they run in as many batches as that takes. Returns the `outputs`,
+        each [texts, ...], and the number of tokens that ran. `backend` is the pipeline's own if it
+        is not given.
+        """
+        backend = backend or self.backend
+        if backend.packer is None:
+            rows = PaddedRows(np.arange(len(tokenized.lengths)), length or int(tokenized.lengths.max()))
+            batch = self.make_batch(tokenized, rows, prompt_length)
+            return backend.run(batch, outputs, alone=alone), rows.tokens
+        packed = backend.packer.pack(tokenized.lengths, backend.max_batch_tokens)
+        found = [backend.run(self.make_batch(tokenized, rows, prompt_length), outputs) for rows in packed]
+        order = np.argsort(np.concatenate([rows.texts for rows in packed]))
+        joined = [np.concatenate(values)[order] for values in zip(*found, strict=True)]
+        return joined, sum(rows.tokens for rows in packed)
+
+    def cut(self, lengths: Indices, max_batch_tokens: int, max_batch_texts: int | None = None) -> Sequence[Rows]:
+        """Return which texts of these lengths run together, as the backend needs it."""
+        packer = self.backend.packer
+        return (cut_batches if packer is None else packer.pack)(lengths, max_batch_tokens, max_batch_texts)
+
+    def make_batch(self, tokenized: TokenizedTexts, rows: Rows, prompt_length: int = 0) -> Batch:
+        """Return a batch of some texts, packed, or padded on the model's padding side."""
+        if isinstance(rows, PaddedRows):
+            padded = tokenized.padded(rows.texts, rows.length, self._pad_id, self._padding_side)
+            return Batch(*padded, prompt_length)
+        ids, segments, positions = tokenized.packed(rows, self._pad_id)
+        starts, ends = np.zeros((2, rows.shape.rows, rows.shape.segments), np.int64)
+        ends[rows.rows, rows.segments] = rows.columns + tokenized.lengths[rows.texts]
+        starts[rows.rows, rows.segments] = rows.columns + prompt_length
+        places = rows.rows * rows.shape.segments + rows.segments
+        packing = Packing(segments, positions, np.minimum(starts, ends), ends, places)
+        return Batch(ids, (segments > 0).astype(np.int64), None, prompt_length, packing)
 
     def refuse_truncation(
         self, tokenized: TokenizedTexts, inverse: Indices | None, output: Output, start: int = 0
@@ -180,7 +222,7 @@ class _Run:
         self._pipeline, self._tokenized, self._output = pipeline, tokenized, output
         self._prompt_length, self._start, self._inverse = prompt_length, start, inverse
         self._collector: Collector = output.collect(tokenized)
-        self._batches: list[BatchRows] = []
+        self._batches: Sequence[Rows] = []
         self._futures: list[Future[int]] = []
         self._bad: list[int] = []  # rows with NaN or infinity
 
@@ -189,7 +231,7 @@ class _Run:
         limits = [most for most in (max_batch_texts, self._output.max_batch_texts) if most is not None]
         backend = self._pipeline.backend
         budget = backend.max_batch_tokens if is_wanted else self._budget()
-        self._batches = cut_batches(self._tokenized.lengths, budget, min(limits, default=None), backend.edges)
+        self._batches = self._pipeline.cut(self._tokenized.lengths, budget, min(limits, default=None))
         if is_wanted is not None:
             for batch in self._batches:
                 if not is_wanted():
@@ -223,12 +265,12 @@ class _Run:
         # Do not wait for cancelled futures: after the executor's shutdown they never become done.
         wait([future for future in self._futures if not future.cancel()])
 
-    def _run_batch(self, rows: BatchRows, alone: bool = False) -> int:
+    def _run_batch(self, rows: Rows, alone: bool = False) -> int:
         pipeline = self._pipeline
-        batch = pipeline.make_batch(self._tokenized, rows.rows, rows.length, self._prompt_length)
-        bad = self._collector.put(rows.rows, pipeline.backend.run(batch, self._output.names, alone=alone))
+        batch = pipeline.make_batch(self._tokenized, rows, self._prompt_length)
+        bad = self._collector.put(rows.texts, pipeline.backend.run(batch, self._output.names, alone=alone))
         self._bad += bad.tolist()
-        return len(rows.rows)
+        return len(rows.texts)
 
     def _budget(self) -> int:
         """Return the tokens per batch: the backend's best, or less to give every worker a share."""
@@ -253,7 +295,7 @@ class _Run:
             unique_texts=len(lengths),
             truncated=self._tokenized.cut(inverse),
             tokens=self._tokenized.tokens(),
-            padded_tokens=sum(len(batch.rows) * batch.length for batch in self._batches),
+            padded_tokens=sum(batch.tokens for batch in self._batches),
             batches=len(self._batches),
         )
 

@@ -69,9 +69,11 @@ Part = tuple[Request, Indices]  # some texts of a request
 
 
 class Work:
-    """A batch: texts of one or more requests, padded to `length` tokens."""
+    """A batch: texts of one or more requests, padded to `length` tokens; packed if that is None."""
 
-    def __init__(self, parts: list[Part], length: int, prompt_length: int, *, texts: int, tokens: int) -> None:
+    padded_tokens = 0  # tokens that ran, padding included; set when it runs
+
+    def __init__(self, parts: list[Part], length: int | None, prompt_length: int, *, texts: int, tokens: int) -> None:
         self.parts, self.length, self.prompt_length = parts, length, prompt_length
         self.texts, self.tokens = texts, tokens  # totals of `parts`
         # `last_started` is when the last run began, if the batch failed and runs in halves.

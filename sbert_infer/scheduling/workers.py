@@ -21,7 +21,6 @@ from sbert_infer.errors import WorkerError
 from sbert_infer.scheduling.call import Call, succeed
 from sbert_infer.scheduling.request import Part, Request, Work
 from sbert_infer.scheduling.scheduler import Scheduler
-from sbert_infer.text.batching import cut_batches
 from sbert_infer.text.tokenizer import TokenizedTexts
 from sbert_infer.types import Observe
 
@@ -153,9 +152,9 @@ class Workers:
         work.last_started = time.monotonic()
         calls = [(cast(Call, request), rows) for request, rows in parts]
         tokenized = TokenizedTexts.joined((call.tokenized, rows) for call, rows in calls)
-        rows = np.arange(len(tokenized.lengths))
-        batch = self._pipeline.make_batch(tokenized, rows, work.length, work.prompt_length)
-        found = backend.run(batch, self._outputs, alone=work.alone)  # each [texts, ...]
+        how = {"length": work.length, "prompt_length": work.prompt_length, "alone": work.alone}
+        found, tokens = self._pipeline.run_all(tokenized, self._outputs, backend=backend, **how)
+        work.padded_tokens += tokens
         bad: list[Part] = []
         stop = 0
         for call, rows in calls:
@@ -296,6 +295,5 @@ def _halves(parts: list[Part]) -> list[list[Part]]:
 def _probe(pipeline: Pipeline) -> Batch:
     """Return a batch of one ordinary text."""
     tokenized = pipeline.tokenizer(["a"])
-    backend = pipeline.backend
-    (batch,) = cut_batches(tokenized.lengths, backend.max_batch_tokens, edges=backend.edges)
-    return pipeline.make_batch(tokenized, batch.rows, batch.length)
+    (rows,) = pipeline.cut(tokenized.lengths, pipeline.backend.max_batch_tokens)
+    return pipeline.make_batch(tokenized, rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,39 +15,41 @@ BATCH_COST_TOKENS = 16
 
 
 @dataclass(frozen=True)
-class BatchRows:
-    """The rows of texts that run together, padded to `length` tokens."""
+class PaddedRows:
+    """Texts that run together, each in a row of its own, padded to `length` tokens."""
 
-    rows: Indices
+    texts: Indices
     length: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that run, padding included."""
+        return len(self.texts) * self.length
 
 
 def cut_batches(
     lengths: Indices,
     max_batch_tokens: int,
     max_batch_texts: int | None = None,
-    edges: Sequence[int] | None = None,
-) -> list[BatchRows]:
+) -> list[PaddedRows]:
     """Sort texts by length and cut them into batches of at most `max_batch_tokens`, padded.
 
     The cuts minimize the cost: the number of tokens that run, padding included, plus a little for
-    each batch. A batch is padded to its longest text or, with `edges`, to the next edge, so that
-    only those lengths run. The longest texts come first, so that short batches at the end keep
-    every worker busy. A text longer than the budget runs alone.
+    each batch. A batch is padded to its longest text. The longest texts come first, so that short
+    batches at the end keep every worker busy. A text longer than the budget runs alone.
 
     >>> batches = cut_batches(np.array([35, 90, 36, 40]), max_batch_tokens=120)
-    >>> [batch.rows.tolist() for batch in batches]
+    >>> [batch.texts.tolist() for batch in batches]
     [[1], [3, 2, 0]]
     """
     order = np.argsort(-lengths, kind="stable")
-    padded = lengths[order] if edges is None else _next_edge(lengths[order], edges)
-    padded = np.maximum(padded, 1)  # an empty text has no tokens if there are no special tokens
+    padded = np.maximum(lengths[order], 1)  # an empty text has no tokens if there are no special tokens
     counts = _batch_sizes(padded, max_batch_tokens, max_batch_texts or len(order))
     batches = []
     start = 0
     while start < len(order):
         stop = start + int(counts[start])
-        batches.append(BatchRows(order[start:stop], int(padded[start])))
+        batches.append(PaddedRows(order[start:stop], int(padded[start])))
         start = stop
     return batches
 
@@ -68,6 +69,22 @@ def _batch_sizes(padded: Indices, max_batch_tokens: int, max_batch_texts: int) -
         sizes[start] = most - options[::-1].argmin()  # the largest of the cheapest sizes
         cost[start] = options[sizes[start] - 1] + BATCH_COST_TOKENS
     return sizes
+
+
+def cut_in_order(lengths: Indices, max_batch_tokens: int, max_batch_texts: int | None = None) -> list[Indices]:
+    """Cut texts, in their order, into groups of at most `max_batch_tokens`, or of one text.
+
+    >>> [group.tolist() for group in cut_in_order(np.array([30, 50, 40, 90, 10]), 100)]
+    [[0, 1], [2], [3, 4]]
+    """
+    before = np.concatenate([[0], np.cumsum(lengths)])
+    groups, start = [], 0
+    while start < len(lengths):
+        stop = int(np.searchsorted(before, before[start] + max_batch_tokens, side="right")) - 1
+        stop = min(max(stop, start + 1), start + (max_batch_texts or len(lengths)))
+        groups.append(np.arange(start, stop))
+        start = stop
+    return groups
 
 
 def bucket_edges(lengths: Indices, count: int, longest: int, multiple: int = 1) -> list[int]:
@@ -109,10 +126,3 @@ def _follow(candidates: Indices, choices: list[Indices]) -> list[int]:
             at = int(choice[at])
             edges.append(int(candidates[at]))
     return edges[::-1]
-
-
-def _next_edge(lengths: Indices, edges: Sequence[int]) -> Indices:
-    table = np.asarray(sorted(edges), np.int64)
-    if len(lengths) and lengths.max() > table[-1]:
-        raise ValueError(f"a text of {lengths.max()} tokens is longer than the last edge, {table[-1]}")
-    return table[np.searchsorted(table, lengths)]

@@ -33,6 +33,11 @@ class PackedRows:
     columns: Indices  # where the text begins in its row
     segments: Indices  # number of the text in its row, from 0
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that run, whether or not a text is there."""
+        return self.shape.tokens
+
 
 @dataclass(frozen=True)
 class Packer:

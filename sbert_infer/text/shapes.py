@@ -20,8 +20,8 @@ _SHORTEST_ROW = 32
 _LONE_ROW = 64  # one row of at most this length is always there, for a text that comes alone
 # Up to three lengths besides the longest, each of which must save this share of the work: every
 # length adds some shapes, which take time to build and memory to keep ready.
-_MOST_SHORTER, _WORTHWHILE = 3, 0.02
-_QUANTILES = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
+_MOST_SHORTER, _WORTHWHILE = 3, 0.015
+_QUANTILES = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0)
 _SAMPLE = 1000  # texts that are packed to compare lengths
 _EDGES = 6  # lengths for texts that can't be packed
 _ROWS_FACTOR = 4  # between the numbers of rows of one length
@@ -66,7 +66,8 @@ def _sample(lengths: Indices | None, longest: int) -> Indices:
     """Return lengths that stand for all of them."""
     if lengths is None or not len(lengths):
         shortest = min(_SHORTEST_TEXT, longest)
-        return np.asarray(1 / np.linspace(1 / shortest, 1 / longest, _SAMPLE)).round().astype(np.int64)
+        assumed: Indices = (1 / np.linspace(1 / shortest, 1 / longest, _SAMPLE)).round().astype(np.int64)
+        return assumed
     ordered: Indices = np.sort(np.clip(lengths, 1, longest))
     chosen: Indices = ordered[np.linspace(0, len(ordered) - 1, min(_SAMPLE, len(ordered))).round().astype(np.int64)]
     return chosen

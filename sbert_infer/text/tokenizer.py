@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
+from sbert_infer.text.packing import PackedRows
 from sbert_infer.types import Text
 
 Ids = npt.NDArray[np.int64]
@@ -62,6 +63,23 @@ class TokenizedTexts:
         ids = self.ids if len(self.ids) else np.zeros(1, np.int64)  # if every text is empty, there are no ids
         types = None if self.types is None else np.where(own, self.types[where], 0)
         return np.where(own, ids[where], pad_id), mask.astype(np.int64), types
+
+    def packed(self, rows: PackedRows, pad_id: int) -> tuple[Ids, Ids, Ids]:
+        """Return token ids, numbers of segments and positions, each [rows, length] of the shape.
+
+        Segments are numbered from 1 in each row, 0 where nothing is; positions count from 0 in each
+        text.
+        """
+        shape, lengths = rows.shape, self.lengths[rows.texts]
+        before = np.cumsum(lengths) - lengths
+        position = np.arange(int(lengths.sum())) - np.repeat(before, lengths)
+        place = np.repeat(rows.rows * shape.length + rows.columns, lengths) + position
+        ids, segments, positions = np.full(shape.tokens, pad_id), *np.zeros((2, shape.tokens), np.int64)
+        ids[place] = self.ids[np.repeat(self.starts[rows.texts], lengths) + position]
+        segments[place] = np.repeat(rows.segments + 1, lengths)
+        positions[place] = position
+        size = (shape.rows, shape.length)
+        return ids.reshape(size), segments.reshape(size), positions.reshape(size)
 
     @classmethod
     def joined(cls, parts: Iterable[tuple[TokenizedTexts, Ids]]) -> TokenizedTexts:

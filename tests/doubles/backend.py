@@ -15,6 +15,7 @@ import pytest
 from sbert_infer import Engine
 from sbert_infer.artifact.manifest import SENTENCE
 from sbert_infer.backends.base import Backend, Batch
+from sbert_infer.text.packing import Packer
 
 Vectors = npt.NDArray[np.float32]
 
@@ -27,7 +28,7 @@ class FakeBackend:
     threads = 1
     max_batch_tokens = 128
     min_batch_tokens = 16
-    edges: tuple[int, ...] | None = None
+    packer: Packer | None = None
     outputs: tuple[str, ...] = (SENTENCE,)
 
     def __init__(self, fault: Callable[[Vectors], object] = lambda vectors: None) -> None:

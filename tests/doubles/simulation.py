@@ -74,7 +74,8 @@ class Simulation:
             self.happen(what, who, now)
             while (work := self.scheduler.next_batch(now)) is not None:
                 self.starts.append(Start(now, work, rows(work)))
-                at(now + (work.texts * work.length + 16) / SPEED, "done", work)
+                work.padded_tokens = work.texts * work.length if work.length else work.tokens
+                at(now + (work.padded_tokens + 16) / SPEED, "done", work)
             if now < (wake := self.scheduler.wake_at()) < math.inf:
                 at(wake, "wake")
             self.check(now)
@@ -124,7 +125,7 @@ def loads(draw: st.DrawFn) -> tuple[Limits, list[Request], dict[Request, float]]
         min_batch_tokens=draw(st.integers(1, 16)),
         workers=draw(st.integers(1, 3)),
         max_length=64,
-        edges=draw(st.sampled_from([None, (8, 24, 64)])),
+        packed=draw(st.booleans()),
         max_delay_s=draw(st.sampled_from([0.0, 0.002, 0.05])),
     )
     now, requests, cancels = 0.0, [], {}

@@ -47,9 +47,13 @@ def test_batches_keep_to_the_limits(load: tuple[Limits, list[Request], dict[Requ
     simulation.run(requests, cancels)
     for start in simulation.starts:
         lengths = [int(owner.lengths[row]) for owner, row in start.texts]
-        assert max(lengths) <= start.work.length <= 64
-        assert start.work.length in (limits.edges or range(65))
-        assert len(lengths) == 1 or len(lengths) * start.work.length <= limits.max_batch_tokens
+        if limits.packed:
+            assert start.work.length is None
+            assert len(lengths) == 1 or sum(lengths) <= limits.max_batch_tokens
+        else:
+            assert start.work.length is not None
+            assert max(lengths) <= start.work.length <= 64
+            assert len(lengths) == 1 or len(lengths) * start.work.length <= limits.max_batch_tokens
         assert {owner.prompt_length for owner, _ in start.texts} == {start.work.prompt_length}
         assert all(start.time < owner.deadline for owner, _ in start.texts)
         assert all(start.time < cancels.get(owner, math.inf) or start.time == owner.arrival for owner, _ in start.texts)
@@ -179,7 +183,7 @@ def test_under_load_batches_cost_little_more_than_those_of_encode(texts_each: in
     def cost(batches: list[tuple[int, int]]) -> int:
         return sum(texts * length + 16 for texts, length in batches)
 
-    best = cost([(len(batch.rows), batch.length) for batch in cut_batches(np.array(lengths), 512)])
+    best = cost([(len(batch.texts), batch.length) for batch in cut_batches(np.array(lengths), 512)])
     live = cost([(start.work.texts, start.work.length) for start in simulation.starts])
     assert live <= most * best
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbert_infer.text.batching import bucket_edges, cut_batches
+from sbert_infer.text.batching import bucket_edges, cut_batches, cut_in_order
 
 LENGTHS = st.lists(st.integers(1, 512), max_size=200)
 BUDGETS = st.integers(1, 4096)  # tokens
@@ -19,18 +19,18 @@ CAPS = st.none() | st.integers(1, 40)  # texts
 @given(LENGTHS, BUDGETS, CAPS)
 def test_each_text_runs_once_within_the_budget(lengths: list[int], budget: int, cap: int | None) -> None:
     batches = cut_batches(np.array(lengths, np.int64), budget, cap)
-    assert sorted(row for batch in batches for row in batch.rows.tolist()) == list(range(len(lengths)))
+    assert sorted(row for batch in batches for row in batch.texts.tolist()) == list(range(len(lengths)))
     for batch in batches:
-        count = len(batch.rows)
+        count = len(batch.texts)
         assert 1 <= count <= (cap or count)
-        assert batch.length >= max(lengths[row] for row in batch.rows)
+        assert batch.length >= max(lengths[row] for row in batch.texts)
         assert count == 1 or count * batch.length <= budget
 
 
 @given(LENGTHS, BUDGETS, CAPS)
 def test_texts_of_like_length_run_together(lengths: list[int], budget: int, cap: int | None) -> None:
     batches = cut_batches(np.array(lengths, np.int64), budget, cap)
-    order = [lengths[row] for batch in batches for row in batch.rows]
+    order = [lengths[row] for batch in batches for row in batch.texts]
     assert order == sorted(lengths, reverse=True)
 
 
@@ -48,13 +48,24 @@ def test_nothing_to_plan() -> None:
 @pytest.mark.parametrize("texts", [1, 2, 1000])
 def test_a_text_over_the_budget_runs_alone(texts: int) -> None:
     batches = cut_batches(np.full(texts, 600), 512)
-    assert [len(batch.rows) for batch in batches] == [1] * texts
+    assert [len(batch.texts) for batch in batches] == [1] * texts
 
 
 def test_a_text_without_tokens_still_runs() -> None:
     (batch,) = cut_batches(np.array([0, 0]), 512)
     assert batch.length == 1
-    assert batch.rows.tolist() == [0, 1]
+    assert batch.texts.tolist() == [0, 1]
+
+
+@given(LENGTHS, BUDGETS, CAPS)
+def test_in_order_each_group_is_as_large_as_it_may_be(lengths: list[int], budget: int, cap: int | None) -> None:
+    groups = cut_in_order(np.array(lengths, np.int64), budget, cap)
+    assert [text for group in groups for text in group.tolist()] == list(range(len(lengths)))
+    for group in groups:
+        tokens, texts, last = sum(lengths[text] for text in group), len(group), int(group[-1])
+        assert texts == 1 or (tokens <= budget and texts <= (cap or texts))
+        if last + 1 < len(lengths):
+            assert texts == cap or tokens + lengths[last + 1] > budget
 
 
 # --------------------------------------------------------------------------------------------------
@@ -84,22 +95,7 @@ def test_edges_are_multiples_up_to_the_last(lengths: list[int], count: int, mult
     assert all(edge % multiple == 0 for edge in edges[:-1])
 
 
-@given(LENGTHS, BUDGETS, st.integers(1, 8))
-def test_with_edges_no_other_length_runs(lengths: list[int], budget: int, count: int) -> None:
-    edges = bucket_edges(np.array(lengths, np.int64), count, 512)
-    batches = cut_batches(np.array(lengths, np.int64), budget, edges=edges)
-    assert sorted(row for batch in batches for row in batch.rows.tolist()) == list(range(len(lengths)))
-    for batch in batches:
-        assert batch.length == min(edge for edge in edges if edge >= max(lengths[row] for row in batch.rows))
-        assert len(batch.rows) == 1 or len(batch.rows) * batch.length <= budget
-
-
 @pytest.mark.parametrize(("lengths", "count"), [([5], 0), ([0, 5], 3), ([5, 600], 3)])
 def test_edges_that_can_not_be(lengths: list[int], count: int) -> None:
     with pytest.raises(ValueError, match="lengths between 1 and 512"):
         bucket_edges(np.array(lengths), count, 512)
-
-
-def test_a_text_beyond_the_last_edge() -> None:
-    with pytest.raises(ValueError, match="a text of 600 tokens is longer than the last edge, 512"):
-        cut_batches(np.array([3, 600]), 4096, edges=[128, 512])
