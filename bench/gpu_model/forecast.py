@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from sbert_infer.bench.gpu_model.host import HostCosts
-from sbert_infer.bench.gpu_model.pipeline import BatchCosts, Trace, WindowCosts, simulate
+from sbert_infer.bench.gpu_model.pipeline import BatchCosts, WindowCosts, simulate
 from sbert_infer.bench.gpu_model.roofline import Gpu, Model
 from sbert_infer.bench.workloads import WORKLOADS
 from sbert_infer.encode.pipeline import WINDOW_TEXTS
@@ -18,13 +18,18 @@ from sbert_infer.text.packing import PackedRows, pack_rows
 from sbert_infer.text.shapes import choose_shapes
 
 BUSY = 0.9  # what we ask of a GPU
+SLOTS = 2  # as in sbert_infer/backends/tensorrt/backend.py
 MAX_BATCH_TOKENS = 16384
 _WINDOWS = 8
-_MOST_CORES = 512
+MOST_CORES = 512  # for tokenizing: more than any machine has
 # English in a WordPiece vocabulary of 30,000: measured on the benchmark's texts.
 _TOKENS_PER_WORD, _SPECIAL_TOKENS = 1.32, 2
-# Resource of the simulation -> what a person would call it.
-_NAMES = {"tokenizer": "tokenizing", "python": "Python", "copy in": "PCIe", "copy out": "PCIe", "gpu": "GPU"}
+# What may keep a GPU waiting -> the costs of a window, and of its batches.
+_LIMITS = {
+    "tokenizing": (["tokenize_s"], []),
+    "Python": (["collect_s", "plan_s", "gather_s"], ["make_s", "take_s", "call_s"]),
+    "PCIe": ([], ["copy_in_s", "copy_out_s"]),
+}
 
 Lengths = npt.NDArray[np.int64]
 
@@ -58,10 +63,8 @@ class Forecast:
     bottleneck: str
 
 
-def plan_work(
-    model: Model, workload: str, max_batch_tokens: int = MAX_BATCH_TOKENS, windows: int = _WINDOWS
-) -> Work:
-    """Plan windows of one of the benchmark's workloads, in the shapes of a plan without calibration."""
+def plan_work(model: Model, workload: str, max_batch_tokens: int = MAX_BATCH_TOKENS, windows: int = _WINDOWS) -> Work:
+    """Plan windows of a workload of the benchmark, in shapes chosen without calibration."""
     rng = random.Random(workload)  # noqa: S311 - it must be repeatable
     shapes = choose_shapes(None, model.max_length, model.hidden, max_batch_tokens)
     lengths = tuple(_lengths(workload, rng, model.max_length) for _ in range(windows))
@@ -74,36 +77,64 @@ def window_costs(work: Work, gpu: Gpu, host: HostCosts, cores: int) -> list[Wind
     return [
         WindowCosts(
             tokenize_s=int(lengths.sum()) * host.tokenize_s / cores,
-            collect_s=int(lengths.sum()) * host.collect_s + sum(b.shape.rows for b in batches) * host.plan_s,
+            collect_s=len(lengths) * host.collect_text_s + int(lengths.sum()) * host.collect_s,
+            plan_s=sum(batch.shape.rows for batch in batches) * host.plan_s,
             gather_s=len(lengths) * numbers * host.gather_s,
             batches=tuple(_batch_costs(work.model, batch, gpu, host) for batch in batches),
+            pieces=host.pieces,
         )
         for lengths, batches in zip(work.lengths, work.windows, strict=True)
     ]
 
 
-def forecast(work: Work, gpu: Gpu, host: HostCosts, cores: int, slots: int = 2) -> Forecast:
+def forecast(work: Work, gpu: Gpu, host: HostCosts, cores: int = MOST_CORES, slots: int = SLOTS) -> Forecast:
     """Simulate the pipeline with `cores` for tokenizing."""
-    trace = simulate(window_costs(work, gpu, host, cores), slots=slots)
-    return Forecast(work.texts / trace.seconds, work.tokens / trace.seconds, trace.busy("gpu"), bottleneck(trace))
+    windows = window_costs(work, gpu, host, cores)
+    trace = simulate(windows, slots=slots)
+    limit = bottleneck(windows, trace.busy("gpu"), slots)
+    return Forecast(work.texts / trace.seconds, work.tokens / trace.seconds, trace.busy("gpu"), limit)
 
 
-def cores_needed(work: Work, gpu: Gpu, host: HostCosts, slots: int = 2) -> int | None:
+def cores_needed(work: Work, gpu: Gpu, host: HostCosts, slots: int = SLOTS) -> int | None:
     """Return how many cores of tokenizing keep the GPU busy; None if no number does."""
-    if forecast(work, gpu, host, _MOST_CORES, slots).gpu_busy < BUSY:
+
+    def is_enough(cores: int) -> bool:
+        return simulate(window_costs(work, gpu, host, cores), slots=slots).busy("gpu") >= BUSY
+
+    if not is_enough(MOST_CORES):
         return None
-    few, enough = 0, _MOST_CORES
+    few, enough = 0, MOST_CORES
     while enough - few > 1:
         half = (few + enough) // 2
-        few, enough = (few, half) if forecast(work, gpu, host, half, slots).gpu_busy >= BUSY else (half, enough)
+        few, enough = (few, half) if is_enough(half) else (half, enough)
     return enough
 
 
-def bottleneck(trace: Trace) -> str:
-    """Return what is used most: the GPU, if it is busy."""
-    if trace.busy("gpu") >= BUSY:
-        return _NAMES["gpu"]
-    return _NAMES[max(trace.resources, key=lambda name: trace.resources[name].busy_s)]
+def lone_text_s(model: Model, gpu: Gpu, host: HostCosts, tokens: int = 16) -> float:
+    """Return the seconds from a text to its vector when nothing else runs."""
+    shapes = choose_shapes(None, model.max_length, model.hidden, MAX_BATCH_TOKENS)
+    lengths = np.array([tokens])
+    costs = _batch_costs(model, pack_rows(lengths, shapes, model.hidden)[0], gpu, host)
+    before = host.collect_text_s + tokens * (host.tokenize_s + host.collect_s) + host.plan_s
+    on_gpu = costs.copy_in_s + costs.run_s + costs.copy_out_s
+    return before + costs.make_s + costs.calls * costs.call_s + on_gpu + costs.take_s
+
+
+def bottleneck(windows: Sequence[WindowCosts], gpu_busy: float, slots: int = SLOTS) -> str:
+    """Return the GPU if it is busy, or else what would make it busiest if it took no time."""
+    if gpu_busy >= BUSY:
+        return "GPU"
+    busy = {
+        name: simulate([_free(window, *costs) for window in windows], slots=slots).busy("gpu")
+        for name, costs in _LIMITS.items()
+    }
+    return max(busy, key=lambda name: busy[name])
+
+
+def _free(window: WindowCosts, own: Sequence[str], of_batches: Sequence[str]) -> WindowCosts:
+    """Return the costs without some of the window's own and some of its batches'."""
+    batches = tuple(replace(batch, **dict.fromkeys(of_batches, 0.0)) for batch in window.batches)
+    return replace(window, **dict.fromkeys(own, 0.0), batches=batches)  # type: ignore[arg-type]
 
 
 def _batch_costs(model: Model, batch: PackedRows, gpu: Gpu, host: HostCosts) -> BatchCosts:

@@ -36,9 +36,11 @@ class WindowCosts:
     """Seconds of the calling thread for a window of texts, and the window's batches."""
 
     tokenize_s: float  # in the tokenizer's own threads
-    collect_s: float  # in Python: token ids to arrays, and the plan of batches
+    collect_s: float  # in Python: token ids to arrays
+    plan_s: float  # in Python: which texts run together
     gather_s: float  # in Python: vectors to the result
     batches: tuple[BatchCosts, ...]
+    pieces: int = 1  # in which the texts are tokenized, and their ids collected
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,11 @@ class Trace:
 
 
 def simulate(
-    windows: Sequence[WindowCosts], *, slots: int = 2, windows_ahead: int = 1, switch_interval_s: float = SWITCH_INTERVAL_S
+    windows: Sequence[WindowCosts],
+    *,
+    slots: int = 2,
+    windows_ahead: int = 1,
+    switch_interval_s: float = SWITCH_INTERVAL_S,
 ) -> Trace:
     """Run `windows` through the pipeline.
 
@@ -98,8 +104,10 @@ class _Pipeline:
         """Tokenize windows, submit their batches, and wait for those before."""
         running: deque[tuple[WindowCosts, _Window]] = deque()
         for number, window in enumerate(windows):
-            yield Use(self.tokenizer, window.tokenize_s, f"window {number}")
-            yield Use(self.python, window.collect_s, f"window {number}")
+            for _ in range(window.pieces):
+                yield Use(self.tokenizer, window.tokenize_s / window.pieces, f"window {number}")
+                yield Use(self.python, window.collect_s / window.pieces, f"window {number}")
+            yield Use(self.python, window.plan_s, f"window {number}")
             running.append((window, self._submit(number, window)))
             if len(running) > windows_ahead:
                 yield from self._finish(*running.popleft())

@@ -51,7 +51,7 @@ class Gpu:
 
 
 # PCIe x16, each way: generation 3, 16 GB/s; 4, 32; 5, 64. Data sheets that give rates with sparsity
-# only are halved. Cards of at most 150 W can't keep their clock in long products: they sustain less.
+# only are halved. Cards of at most 150 W can't keep their clock, and sustain less.
 GPUS = {
     gpu.name: gpu
     for gpu in (
@@ -105,7 +105,12 @@ class Model:
     def _products_s(self, shape: Shape, gpu: Gpu) -> float:
         """Seconds of a layer's four products with weights."""
         inner = self.feed_forward * self.hidden
-        products = [(self.hidden, 3 * self.hidden), (self.hidden, self.hidden), (self.hidden, inner), (inner, self.hidden)]
+        products = [
+            (self.hidden, 3 * self.hidden),
+            (self.hidden, self.hidden),
+            (self.hidden, inner),
+            (inner, self.hidden),
+        ]
         total = 0.0
         for wide, out in products:
             moved = _FP16_BYTES * (shape.tokens * (wide + out) + wide * out)
