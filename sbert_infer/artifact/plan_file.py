@@ -1,9 +1,10 @@
-"""The plan: an uncompressed zip with the model in FP16 and TensorRT engines built from it.
+"""The plan: an uncompressed zip with the model in 16 bits and TensorRT engines built from it.
 
     manifest.json      the model, the TensorRT engines, and size and sha256 of every other member
     tokenizer.json
-    model.onnx         FP16 weights, standard operators: for TensorRT, and for onnxruntime on a GPU
-    cpu.onnx           the graph for CPUs, which uses the weights in model.onnx, widened on opening
+    model.onnx         FP16 or BF16 weights, standard operators, packed rows: for TensorRT
+    cuda.onnx          the graph for onnxruntime on a GPU, with the weights of model.onnx; FP16 only
+    cpu.onnx           the graph for CPUs, with the same weights, widened on opening
     engines/...        TensorRT engines, if any, named by runtime, version and GPU
 
 The zip's comment holds the sha256 of manifest.json, so every member is checked before it is used.
@@ -15,19 +16,20 @@ import hashlib
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from sbert_infer.artifact.manifest import Artifact, Manifest
-from sbert_infer.artifact.profiles import Profile
 from sbert_infer.errors import ArtifactError, CorruptError, VersionError
+from sbert_infer.types import Shape
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2  # 1 had padded batches instead of packed rows
 MAGIC = b"PK\x03\x04"
-MANIFEST, TOKENIZER, MODEL, CPU_GRAPH = "manifest.json", "tokenizer.json", "model.onnx", "cpu.onnx"
+MANIFEST, TOKENIZER, MODEL = "manifest.json", "tokenizer.json", "model.onnx"
+CPU_GRAPH, CUDA_GRAPH = "cpu.onnx", "cuda.onnx"
 
 _DAWN_OF_ZIP = (1980, 1, 1, 0, 0, 0)  # date of every member, so that the same content gives the same bytes
 
@@ -53,12 +55,21 @@ class EngineFile:
 
 
 @dataclass(frozen=True)
+class PackedRowsModel:
+    """What must be known to run the model, which takes packed rows."""
+
+    inputs: tuple[str, ...]  # names of the model's inputs
+    hidden: int  # the model's width
+    shapes: tuple[Shape, ...]  # of every TensorRT engine, in the plan or built later
+
+
+@dataclass(frozen=True)
 class Plan(Artifact):
     """An open plan. Its members are checked when they are read."""
 
     engines: tuple[EngineFile, ...]
-    profiles: tuple[Profile, ...]  # of every TensorRT engine, in the plan or built later
-    pooling: str  # where token vectors are pooled: in the "graph", or by a "kernel" after it
+    rows: PackedRowsModel
+    pooling: str  # what its TensorRT engines leave to do: nothing, "graph", or pooling by a "kernel"
     members: Mapping[str, tuple[int, str]]  # name -> size, sha256
 
     def read(self, name: str) -> bytes:
@@ -84,18 +95,21 @@ def write_plan(
     *,
     model: bytes,
     cpu_graph: bytes,
+    cuda_graph: bytes | None,
     engines: Mapping[EngineFile, bytes],
-    profiles: Sequence[Profile],
+    rows: PackedRowsModel,
     pooling: str,
 ) -> None:
     """Write a plan to an open, empty file."""
     members = {TOKENIZER: tokenizer_json.encode(), MODEL: model, CPU_GRAPH: cpu_graph}
+    if cuda_graph is not None:
+        members[CUDA_GRAPH] = cuda_graph
     members |= {engine.name: content for engine, content in engines.items()}
     head = {
         "plan_version": PLAN_VERSION,
         "model": json.loads(manifest.to_json()),
         "engines": [asdict(engine) for engine in engines],
-        "profiles": [asdict(profile) for profile in profiles],
+        "rows": asdict(rows) | {"shapes": [shape._asdict() for shape in rows.shapes]},
         "pooling": pooling,
         "members": {name: [len(content), hashlib.sha256(content).hexdigest()] for name, content in members.items()},
     }
@@ -135,14 +149,17 @@ def _head(archive: zipfile.ZipFile) -> dict[str, Any]:
     if hashlib.sha256(content).hexdigest().encode() != archive.comment:
         raise CorruptError("damaged (its manifest does not have the recorded sha256); export or copy it again")
     head = dict(json.loads(content))
-    if not isinstance(head.get("plan_version"), int) or head["plan_version"] > PLAN_VERSION:
-        found = head.get("plan_version")
-        raise VersionError(f"plan format {found}, this sbert-infer reads up to {PLAN_VERSION}: upgrade sbert-infer")
+    found = head.get("plan_version")
+    if not isinstance(found, int) or found > PLAN_VERSION:
+        raise VersionError(f"plan format {found}, this sbert-infer reads {PLAN_VERSION}: upgrade sbert-infer")
+    if found < PLAN_VERSION:
+        fix = "export it again with `sbert-export CHECKPOINT --fp16`"
+        raise VersionError(f"plan format {found}, of an older sbert-infer; this one reads {PLAN_VERSION}: {fix}")
     return head
 
 
 def _parse(path: Path, head: Mapping[str, Any]) -> Plan:
-    known = {"plan_version", "model", "engines", "profiles", "pooling", "members"}
+    known = {"plan_version", "model", "engines", "rows", "pooling", "members"}
     if odd := set(head) ^ known:
         raise ArtifactError(f"manifest keys missing or unknown: {', '.join(sorted(odd))}")
     return Plan(
@@ -150,7 +167,12 @@ def _parse(path: Path, head: Mapping[str, Any]) -> Plan:
         Manifest.from_json(json.dumps(head["model"])),
         tokenizer_json="",  # filled in by `open_plan`
         engines=tuple(EngineFile(**entry) for entry in head["engines"]),
-        profiles=tuple(Profile(**entry) for entry in head["profiles"]),
+        rows=_parse_rows(head["rows"]),
         pooling=str(head["pooling"]),
         members={name: (int(size), str(digest)) for name, (size, digest) in head["members"].items()},
     )
+
+
+def _parse_rows(entry: Mapping[str, Any]) -> PackedRowsModel:
+    shapes = tuple(Shape(**shape) for shape in entry["shapes"])
+    return PackedRowsModel(**{**entry, "inputs": tuple(entry["inputs"]), "shapes": shapes})

@@ -39,7 +39,7 @@ class PlanModel:
     """A graph inside a plan. It is read again for each session, so its bytes are not kept."""
 
     plan: Plan
-    name: str  # MODEL, or CPU_GRAPH, which uses the FP16 weights in MODEL and widens them to FP32
+    name: str  # CUDA_GRAPH, or CPU_GRAPH; both use the weights in MODEL, CPU_GRAPH widens them to FP32
 
     @property
     def path(self) -> Path:
@@ -49,7 +49,7 @@ class PlanModel:
     @property
     def fused(self) -> bool:
         """Whether the export fused the graph for onnxruntime."""
-        return self.name == CPU_GRAPH
+        return True
 
     @property
     def size(self) -> int:
@@ -58,8 +58,7 @@ class PlanModel:
 
     def read(self) -> tuple[str | bytes, dict[str, bytes]]:
         """Return the model's bytes, and the contents of further files with its weights."""
-        files = {MODEL: self.plan.read(MODEL)} if self.name == CPU_GRAPH else {}
-        return self.plan.read(self.name), files
+        return self.plan.read(self.name), {MODEL: self.plan.read(MODEL)}
 
 
 OnnxModel = FileModel | PlanModel

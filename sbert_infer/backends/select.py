@@ -4,7 +4,7 @@ For a plan, in this order:
 
 1. a TensorRT engine inside it for this GPU and this version of TensorRT;
 2. a TensorRT engine built from the model inside it, on this machine, kept in the user's cache;
-3. onnxruntime on the GPU;
+3. onnxruntime on the GPU, with its own fused operators;
 4. onnxruntime on the CPU, with the weights widened to FP32.
 
 If a TensorRT engine has to be built, or for steps 3 and 4, a warning says why; with `strict`, that
@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
 
-from sbert_infer.artifact.manifest import Artifact
-from sbert_infer.artifact.plan_file import CPU_GRAPH, MODEL, EngineFile, Plan
-from sbert_infer.artifact.profiles import most_tokens
+from sbert_infer.artifact.manifest import SENTENCE, TOKENS, Artifact
+from sbert_infer.artifact.plan_file import CPU_GRAPH, CUDA_GRAPH, MODEL, EngineFile, Plan
 from sbert_infer.backends.base import Backend
 from sbert_infer.backends.devices import Device, gpu_indices
 from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
@@ -30,9 +28,10 @@ from sbert_infer.backends.tensorrt.backend import TensorRTBackend
 from sbert_infer.backends.tensorrt.build import BUILD_VERSION
 from sbert_infer.backends.tensorrt.build_cache import build, cached, engine_key, forget, kept
 from sbert_infer.backends.tensorrt.kernel_pooler import KernelPooler
-from sbert_infer.backends.tensorrt.loaded_engine import LoadError
+from sbert_infer.backends.tensorrt.loaded_engine import Interface, LoadError
 from sbert_infer.backends.tensorrt.versions import TensorRT, installed
 from sbert_infer.errors import EngineError, warn
+from sbert_infer.text.packing import Packer
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ def _on_gpu(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tuple
     if problem := cuda.driver_problem():
         return None, problem
     _refuse_cpu_options(options)
-    limit = most_tokens(plan.profiles)
+    limit = _packer(plan).max_tokens
     if options.max_batch_tokens is not None and options.max_batch_tokens > limit:
         raise ValueError(f"max_batch_tokens is at most {limit}, the size that its TensorRT engines are built for")
     try:
@@ -97,7 +96,8 @@ def _on_gpu(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tuple
     except EngineError as error:
         why = str(error)
     try:
-        return _onnxruntime_cuda(PlanModel(plan, MODEL), gpus, options), why
+        graph = CUDA_GRAPH if CUDA_GRAPH in plan.members else CPU_GRAPH  # there is none in BF16
+        return _onnxruntime_cuda(PlanModel(plan, graph), gpus, options), why
     except EngineError as error:
         return None, f"{why}; {error}"
 
@@ -107,16 +107,17 @@ def _tensorrt(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tup
     available = _installed()
     cuda.require_bindings()
     target, model = _kind(gpus)
-    pooler = _pooler(plan)
+    pooler, why = _pooler(plan)
 
     def load(trt: TensorRT, engine: bytes) -> Backend:
         return _load(trt, engine, plan, gpus, options, pooler)
 
     here = " or ".join(f"{trt.name} {trt.version}" for trt in available)
     there = ", ".join(engine.describe() for engine in plan.engines) or "none"
-    why = f"it holds no engine for {here} on {model or target} (it holds {there})"
+    usable = () if why else plan.engines
+    why = why or f"it holds no engine for {here} on {model or target} (it holds {there})"
     for trt in available:
-        for engine in plan.engines:
+        for engine in usable:
             wanted = EngineFile(trt.name, trt.version, target, "" if trt.any_target else model)
             if engine == wanted:
                 try:
@@ -124,7 +125,8 @@ def _tensorrt(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tup
                 except LoadError as error:
                     why = str(error)
     trt = available[0]
-    key = engine_key(BUILD_VERSION, plan.members[MODEL][1], trt.name, trt.version, target, model, plan.profiles)
+    shapes, output = plan.rows.shapes, SENTENCE if pooler is None else TOKENS
+    key = engine_key(BUILD_VERSION, plan.members[MODEL][1], trt.name, trt.version, target, model, shapes, output)
     if (engine_bytes := kept(key)) is not None:
         try:
             return load(trt, engine_bytes), ""
@@ -134,20 +136,25 @@ def _tensorrt(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tup
     if options.strict:
         raise EngineError(f"{why}; one would have to be built")
     logger.info("building a TensorRT engine for %s, which may take minutes", model or target)
-    built = cached(key, lambda: build(trt, plan.read(MODEL), plan.profiles, f"{target} {model}", device=gpus[0]))
+    how = {"output": output, "precision": plan.manifest.precision, "device": gpus[0]}
+    built = cached(key, lambda: build(trt, plan.read(MODEL), shapes, f"{target} {model}", **how))
     return load(trt, built), f"{why}; one was built and cached for the next time"
 
 
 def _load(
-    trt: TensorRT, engine: bytes, plan: Plan, gpus: tuple[int, ...], options: BackendOptions, pooler: Any
+    trt: TensorRT,
+    engine: bytes,
+    plan: Plan,
+    gpus: tuple[int, ...],
+    options: BackendOptions,
+    pooler: KernelPooler | None,
 ) -> Backend:
     backend = TensorRTBackend(
         trt,
         engine,
-        plan.profiles,
+        _packer(plan),
+        _interface(plan, pooler),
         devices=gpus,
-        dim=plan.manifest.dim,
-        prompt_length=not plan.manifest.include_prompt,
         cuda_graphs=options.cuda_graphs,
         pooler=pooler,
     )
@@ -155,14 +162,32 @@ def _load(
     return backend
 
 
-def _pooler(plan: Plan) -> KernelPooler | None:
-    return None if plan.pooling == "graph" else KernelPooler(normalize=plan.manifest.normalized)
+def _packer(plan: Plan) -> Packer:
+    return Packer(plan.rows.shapes, plan.rows.hidden)
+
+
+def _interface(plan: Plan, pooler: KernelPooler | None) -> Interface:
+    inputs, dim = plan.rows.inputs, plan.manifest.dim
+    if pooler is None:
+        return Interface(inputs, SENTENCE, dim)
+    return Interface(inputs, TOKENS, dim, "BF16" if pooler.bf16 else "HALF")
+
+
+def _pooler(plan: Plan) -> tuple[KernelPooler | None, str]:
+    """Return the kernel, if the plan is for it; if it can't be used, the reason.
+
+    A TensorRT engine that pools in the graph can then be built from the same model.
+    """
+    if plan.pooling == "graph":
+        return None, ""
+    try:
+        return KernelPooler(normalize=plan.manifest.normalized, bf16=plan.manifest.precision == "bf16"), ""
+    except EngineError as error:
+        return None, str(error)
 
 
 def _onnxruntime_cuda(model: FileModel | PlanModel, gpus: tuple[int, ...], options: BackendOptions) -> Backend:
     _refuse_cpu_options(options)
-    if isinstance(model, PlanModel) and model.plan.pooling != "graph":
-        raise EngineError("onnxruntime needs the pooling in the graph, not in a kernel")
     return OnnxCudaBackend(model, gpus, max_batch_tokens=options.max_batch_tokens)
 
 

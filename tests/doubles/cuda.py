@@ -7,7 +7,8 @@ compares them with the real package), and is as strict and as lazy as a GPU may 
 - work on a stream is queued, and runs only when something waits for it, so that a missing wait
   gives wrong vectors;
 - a stream belongs to one GPU, and may be used only while that is the thread's current GPU;
-- a graph records work, and replays what was recorded.
+- a graph records work, and replays what was recorded;
+- handles are the real package's objects, not numbers, and a failure is a code, not an exception.
 
 Breaking a rule raises `Misuse`, which no code under test catches.
 """
@@ -29,6 +30,13 @@ import numpy.typing as npt
 REAL_CUDA: Any = importlib.import_module("cuda.bindings.runtime")
 
 
+# Functions that return something beside the code: None if they fail. Others return the code only.
+WITH_RESULT = {
+    "cudaStreamCreateWithFlags", "cudaEventCreateWithFlags", "cudaMalloc", "cudaHostAlloc",
+    "cudaStreamEndCapture", "cudaGraphInstantiate",
+}  # fmt: skip
+
+
 class Misuse(BaseException):
     """A call on which a real GPU would crash, or sometimes return wrong results."""
 
@@ -38,6 +46,7 @@ class Machine:
 
     def __init__(self, gpus: int = 1) -> None:
         self.gpus = gpus
+        self.driver = "driver 580"  # TensorRT-RTX takes compiled kernels of the same driver only
         self.calls: list[tuple[Any, ...]] = []
         self.failures: dict[str, list[Any]] = {}  # function -> codes of its next calls; None for success
         self.memory: dict[int, npt.NDArray[np.uint8]] = {}  # memory of all GPUs, by address
@@ -48,6 +57,7 @@ class Machine:
         self.broken: list[str] = []  # broken rules, where an exception would be lost
         self.before_kernel: Callable[[], object] = lambda: None
         self.kernels = 0  # number of times the model ran
+        self.compiled = 0  # number of shapes for which TensorRT-RTX compiled kernels
         self.launches = 0  # number of graph launches
         self._current = threading.local()
         self.numbers = itertools.count(1)
@@ -77,7 +87,7 @@ class Machine:
             raise Misuse(f"{size} bytes in a buffer of {len(self.memory[address])}")
         return self.memory[address][:size].view(dtype).reshape(shape)
 
-    def enqueue(self, handle: int, work: Callable[[], object]) -> None:
+    def enqueue(self, handle: Any, work: Callable[[], object]) -> None:
         stream = self.streams[int(handle)]
         if stream.device != self.device:
             raise Misuse(f"a stream of GPU {stream.device} is used while {self.device} is current")
@@ -124,8 +134,8 @@ class DoubleRuntime:
             if code is None:
                 return (self.cudaError_t.cudaSuccess, *function(*args))
             if name == "cudaStreamEndCapture":  # it ends the recording even if it fails
-                self._machine.streams[args[0]].recording = None
-            return (code, None)
+                self._machine.streams[int(args[0])].recording = None
+            return (code, None) if name in WITH_RESULT else (code,)
 
         return call
 
@@ -146,18 +156,18 @@ class DoubleRuntime:
             raise Misuse("a stream that waits for the default stream")
         handle = self._new("stream")
         self._machine.streams[handle] = DoubleStream(self._machine.device)
-        return (handle,)
+        return (REAL_CUDA.cudaStream_t(handle),)
 
-    def cudaStreamDestroy(self, stream: int) -> tuple[Any, ...]:  # noqa: N802
-        if self._machine.streams.pop(stream).queue:
+    def cudaStreamDestroy(self, stream: Any) -> tuple[Any, ...]:  # noqa: N802
+        if self._machine.streams.pop(int(stream)).queue:
             raise Misuse("a stream with work left is freed")
         return self._gone("stream")
 
     def cudaEventCreateWithFlags(self, flags: int) -> tuple[Any, ...]:  # noqa: N802
-        return (self._new("event"),)
+        return (REAL_CUDA.cudaEvent_t(self._new("event")),)
 
-    def cudaEventRecord(self, event: int, stream: int) -> tuple[Any, ...]:  # noqa: N802
-        found = self._machine.streams[stream]
+    def cudaEventRecord(self, event: Any, stream: Any) -> tuple[Any, ...]:  # noqa: N802
+        found = self._machine.streams[int(stream)]
         if found.recording is not None:
             raise Misuse("an event to wait for is recorded into a graph")
         marker = lambda: None  # noqa: E731
@@ -167,14 +177,14 @@ class DoubleRuntime:
             while marker in found.queue:
                 found.queue.pop(0)()
 
-        self._events[event] = wait
+        self._events[int(event)] = wait
         return ()
 
-    def cudaEventSynchronize(self, event: int) -> tuple[Any, ...]:  # noqa: N802
-        self._events[event]()
+    def cudaEventSynchronize(self, event: Any) -> tuple[Any, ...]:  # noqa: N802
+        self._events[int(event)]()
         return ()
 
-    def cudaEventDestroy(self, event: int) -> tuple[Any, ...]:  # noqa: N802
+    def cudaEventDestroy(self, event: Any) -> tuple[Any, ...]:  # noqa: N802
         return self._gone("event")
 
     def cudaMalloc(self, size: int) -> tuple[Any, ...]:  # noqa: N802
@@ -201,7 +211,7 @@ class DoubleRuntime:
         del self._machine.pinned[ptr]
         return self._gone("host buffer")
 
-    def cudaMemcpyAsync(self, dst: int, src: int, count: int, kind: Any, stream: int) -> tuple[Any, ...]:  # noqa: N802
+    def cudaMemcpyAsync(self, dst: int, src: int, count: int, kind: Any, stream: Any) -> tuple[Any, ...]:  # noqa: N802
         machine, to_device = self._machine, kind == self.cudaMemcpyKind.cudaMemcpyHostToDevice
         device, host = (dst, src) if to_device else (src, dst)
         if host not in machine.pinned or device not in machine.memory:
@@ -217,36 +227,36 @@ class DoubleRuntime:
         machine.enqueue(stream, copy)
         return ()
 
-    def cudaStreamBeginCapture(self, stream: int, mode: Any) -> tuple[Any, ...]:  # noqa: N802
+    def cudaStreamBeginCapture(self, stream: Any, mode: Any) -> tuple[Any, ...]:  # noqa: N802
         if mode != self.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal:
             raise Misuse("a capture that other threads' allocations would break")
-        found = self._machine.streams[stream]
+        found = self._machine.streams[int(stream)]
         found.recording, found.recorder = [], threading.get_ident()
         return ()
 
-    def cudaStreamEndCapture(self, stream: int) -> tuple[Any, ...]:  # noqa: N802
-        found = self._machine.streams[stream]
+    def cudaStreamEndCapture(self, stream: Any) -> tuple[Any, ...]:  # noqa: N802
+        found = self._machine.streams[int(stream)]
         graph = self._new("graph")
         self._graphs[graph], found.recording = found.recording or [], None
-        return (graph,)
+        return (REAL_CUDA.cudaGraph_t(graph),)
 
-    def cudaGraphInstantiate(self, graph: int, flags: int) -> tuple[Any, ...]:  # noqa: N802
+    def cudaGraphInstantiate(self, graph: Any, flags: int) -> tuple[Any, ...]:  # noqa: N802
         executable = self._new("graph executable")
-        self._graphs[executable] = self._graphs[graph]
-        return (executable,)
+        self._graphs[executable] = self._graphs[int(graph)]
+        return (REAL_CUDA.cudaGraphExec_t(executable),)
 
-    def cudaGraphLaunch(self, graphExec: int, stream: int) -> tuple[Any, ...]:  # noqa: N802, N803
+    def cudaGraphLaunch(self, graphExec: Any, stream: Any) -> tuple[Any, ...]:  # noqa: N802, N803
         self._machine.launches += 1
-        for work in self._graphs[graphExec]:
+        for work in self._graphs[int(graphExec)]:
             self._machine.enqueue(stream, work)
         return ()
 
-    def cudaGraphDestroy(self, graph: int) -> tuple[Any, ...]:  # noqa: N802
-        del self._graphs[graph]
+    def cudaGraphDestroy(self, graph: Any) -> tuple[Any, ...]:  # noqa: N802
+        del self._graphs[int(graph)]
         return self._gone("graph")
 
-    def cudaGraphExecDestroy(self, graphExec: int) -> tuple[Any, ...]:  # noqa: N802, N803
-        del self._graphs[graphExec]
+    def cudaGraphExecDestroy(self, graphExec: Any) -> tuple[Any, ...]:  # noqa: N802, N803
+        del self._graphs[int(graphExec)]
         return self._gone("graph executable")
 
     def _new(self, kind: str) -> int:

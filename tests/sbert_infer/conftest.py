@@ -73,10 +73,11 @@ def _sentence_transformer(path: Path) -> Any:
 
 
 @pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Return `lab(gpus=2)`: a `Lab` with doubles of GPUs. Skips tests without TensorRT-RTX."""
     from tests.doubles.tensorrt_lab import Lab
 
+    monkeypatch.setenv("SBERT_INFER_CACHE", str(tmp_path / "cache"))
     labs: list[Lab] = []
 
     def make(gpus: int = 1) -> Lab:

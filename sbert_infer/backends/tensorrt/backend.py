@@ -8,14 +8,14 @@ import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from sbert_infer.artifact.manifest import SENTENCE, TOKENS
-from sbert_infer.artifact.profiles import Profile, most_tokens
+from sbert_infer.artifact.manifest import SENTENCE
 from sbert_infer.backends.base import CLOSED, Array, Batch
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.loaded_engine import Interface, LoadedEngine
 from sbert_infer.backends.tensorrt.slot import Pooler, Slot
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError
+from sbert_infer.text.packing import Packer
 
 _SLOTS_PER_DEVICE = 2
 
@@ -32,63 +32,53 @@ class TensorRTBackend:
         self,
         trt: TensorRT,
         engine: bytes,
-        profiles: Sequence[Profile],
+        packer: Packer,
+        interface: Interface,
         *,
         devices: Sequence[int] = (0,),
-        dim: int,
-        prompt_length: bool = False,
         cuda_graphs: bool = True,
         pooler: Pooler | None = None,
     ) -> None:
-        """Load the TensorRT engine onto each of `devices`.
+        """Load the TensorRT engine onto each of `devices`, and run each shape once.
 
         Args:
-            trt: the TensorRT that built the engine.
+            trt: the TensorRT that built it.
             engine: the serialized TensorRT engine.
-            profiles: the shapes it was built for.
-            devices: the GPUs to use.
-            dim: the length of a vector.
-            prompt_length: whether the model has the input `prompt_length`, because pooling leaves
-                out the prompt's tokens.
-            cuda_graphs: record the work of each shape once and launch it as a whole.
-            pooler: pools token vectors, if the TensorRT engine returns those.
+            packer: packs texts into the shapes that it was built for.
+            interface: the names of its tensors.
+            devices: indices of GPUs, all of one kind.
+            cuda_graphs: launch each shape as a CUDA graph.
+            pooler: pools the token vectors, if the TensorRT engine returns those.
 
         """
         if problem := cuda.driver_problem():  # checked before TensorRT is used: it may crash without a driver
             raise EngineError(f"no engine can run here: {problem}")
-        if pooler is not None and prompt_length:
-            raise EngineError("a model that leaves its prompt out of pooling can't be pooled by the kernel")
         _check_devices(devices)
         self.device = ",".join(f"cuda:{device}" for device in devices)
-        self.edges: tuple[int, ...] | None = tuple(sorted(profile.length for profile in profiles))
+        self.packer: Packer | None = packer
         self.workers = _SLOTS_PER_DEVICE * len(devices)
-        self.max_batch_tokens = most_tokens(profiles)
+        self.max_batch_tokens = packer.max_tokens
         self._trt, self._devices = trt, devices
-        self._most = {profile.length: profile.max_batch for profile in profiles}
-        names = ("input_ids", "attention_mask", *(["prompt_length"] if prompt_length else []))
-        interface = Interface(names, TOKENS if pooler else SENTENCE, dim)
+        self._shapes = {(shape.rows, shape.length) for shape in packer.shapes}
         self._pid, self._closed, self._changed = os.getpid(), False, threading.Condition()
         with ExitStack() as made:  # frees what was made so far if memory runs out
-            engines = [LoadedEngine(trt, engine, profiles, interface, device, cuda_graphs) for device in devices]
+            engines = [LoadedEngine(trt, engine, packer.shapes, interface, device, cuda_graphs) for device in devices]
             for loaded in engines:
                 made.callback(loaded.close)
-            # Slots are taken from the end of the list, so the one used last is used again: it
-            # already has its CUDA graphs.
-            self._free = [_owned_slot(made, loaded, profiles, pooler) for loaded in engines * _SLOTS_PER_DEVICE][::-1]
+            # Slots are taken from the end of the list, so the one used last is used again.
+            self._free = [_owned_slot(made, loaded, packer, pooler) for loaded in engines * _SLOTS_PER_DEVICE][::-1]
+            for loaded in engines:
+                loaded.save_kernels()  # those of every shape, which the slots have run
             # If never closed, memory is freed with the object, or when the interpreter exits.
             self._free_all = weakref.finalize(self, _close_in, self._pid, made.pop_all())
 
     def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> list[Array]:
-        """Run a batch, whose length must be one of `edges`, and return its vectors, [rows, dim]."""
-        rows, length = batch.shape
+        """Run a packed batch, in one of the packer's shapes; return its vectors, [texts, dim]."""
         if tuple(outputs) != self.outputs:
             raise EngineError(f"a TensorRT engine gives {', '.join(self.outputs)} only, not {', '.join(outputs)}")
-        if length not in self._most:
-            raise EngineError(f"the TensorRT engine runs texts padded to {self.edges} tokens, not to {length}")
-        if not 1 <= rows <= self._most[length]:
-            raise EngineError(
-                f"the TensorRT engine runs 1 to {self._most[length]} texts of {length} tokens, not {rows}"
-            )
+        if batch.packing is None or batch.shape not in self._shapes:
+            shapes = ", ".join(f"{rows} x {length}" for rows, length in sorted(self._shapes))
+            raise EngineError(f"the TensorRT engine runs packed rows of {shapes}, not {batch.shape}")
         slot = self._take()
         try:
             return [slot.run(batch)]
@@ -129,8 +119,8 @@ def _check_devices(devices: Sequence[int]) -> None:
         raise EngineError(f"devices must be different GPUs among 0 to {count - 1}, got {list(devices)}")
 
 
-def _owned_slot(made: ExitStack, loaded: LoadedEngine, profiles: Sequence[Profile], pooler: Pooler | None) -> Slot:
-    slot = Slot(loaded, profiles, pooler)
+def _owned_slot(made: ExitStack, loaded: LoadedEngine, packer: Packer, pooler: Pooler | None) -> Slot:
+    slot = Slot(loaded, packer.shapes, pooler)
     made.callback(slot.close)
     return slot
 

@@ -13,19 +13,18 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
-from sbert_infer.artifact.profiles import Profile
+from sbert_infer.artifact.manifest import SENTENCE
 from sbert_infer.backends.tensorrt import cuda
+from sbert_infer.backends.tensorrt.network import check_inputs, check_products, keep_output, parse_problem
+from sbert_infer.backends.tensorrt.tensors import input_shape
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError
+from sbert_infer.types import Shape
 
 # Part of the cache key: raise it when a change here makes a different TensorRT engine.
-BUILD_VERSION = 1
+BUILD_VERSION = 2
 
-_BATCHED_INPUTS = ("input_ids", "attention_mask")
-_SCALAR_INPUT = "prompt_length"
-# Scratch memory that a single kernel may use. The matrix products of an encoder need far less; the
-# default is the GPU's whole memory.
-_WORKSPACE_BYTES = 1 << 30
+_OLDEST_BF16 = 80
 
 
 @dataclass(frozen=True)
@@ -49,25 +48,28 @@ def targets(trt: TensorRT) -> list[str]:
 def build_engine(
     trt: TensorRT,
     onnx_model: bytes,
-    profiles: Sequence[Profile],
+    shapes: Sequence[Shape],
     *,
+    output: str = SENTENCE,
+    precision: str | None = "fp16",
     target: str | None = None,
     device: int = 0,
-    half: bool = True,
     timing_cache: bytes = b"",
     progress: Callable[[str, int, int], object] = lambda phase, done, steps: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> BuiltEngine:
-    """Build a TensorRT engine with one optimization profile per `Profile`.
+    """Build a TensorRT engine with one optimization profile per `Shape`, in this order.
 
     Args:
         trt: the TensorRT that builds it, and the only version that can run it.
         onnx_model: the model, in standard operators; its types are kept as they are.
-        profiles: the shapes that will run.
+        shapes: all shapes that will run; kernels are chosen for exactly these.
+        output: the model's output that is kept, `SENTENCE` or `TOKENS`.
+        precision: refuse a model whose matrix products are not in this, fp16 or bf16; None takes
+            any.
         target: the GPU to build for, one of `targets(trt)`; by default the GPU `device` of this
             machine.
         device: the GPU of this machine to use if no `target` is given.
-        half: refuse a model whose matrix products are not in FP16.
         timing_cache: the timings from an earlier build with this version on this kind of GPU.
         progress: called from another thread with a phase's name, the number of steps done, and
             their total.
@@ -81,13 +83,16 @@ def build_engine(
             raise EngineError(f"can't build a TensorRT engine for this machine's GPU: {problem}")
         target = cuda.compute_capability(device) if trt.any_target else None
     _check_target(trt, target)
+    if precision == "bf16":
+        _check_bf16(target or cuda.compute_capability(device))
     stop = threading.Event()
     monitor = _make_monitor(trt, progress, lambda: stop.is_set() or cancelled())
 
     def work() -> BuiltEngine:
         if not trt.any_target:
             cuda.set_device(device)  # applies to the calling thread only
-        return _Build(trt, monitor).run(onnx_model, profiles, target, half, timing_cache)
+        build = _Build(trt, monitor)
+        return build.run(build.parse(onnx_model, output, precision), shapes, target, timing_cache)
 
     return _in_thread(work, stop)
 
@@ -132,15 +137,24 @@ class _Build:
         except TypeError as error:  # raised by the bindings for a null pointer
             raise EngineError(f"{trt.name} {trt.version} can't start: {self.log.words() or error}") from error
 
-    def run(
-        self, onnx_model: bytes, profiles: Sequence[Profile], target: str | None, half: bool, timing_cache: bytes
-    ) -> BuiltEngine:
-        network = self.parse(onnx_model)
-        if half:
-            check_half(self.trt, network)
+    def parse(self, onnx_model: bytes, output: str, precision: str | None) -> Any:
+        """Return the network of a model, checked, with one output."""
+        flag = self.trt.module.NetworkDefinitionCreationFlag.STRONGLY_TYPED
+        network = self.builder.create_network(1 << int(flag))
+        parser = self.trt.module.OnnxParser(network, self.log)
+        if not parser.parse(onnx_model):
+            raise EngineError(self.failure(parse_problem([parser.get_error(i) for i in range(parser.num_errors)])))
+        check_inputs(network)
+        if precision is not None:
+            check_products(self.trt, network, precision)
+        keep_output(network, output)
+        return network
+
+    def run(self, network: Any, shapes: Sequence[Shape], target: str | None, timing_cache: bytes) -> BuiltEngine:
+        """Build the network."""
         config = self.configure(target)
-        for profile in profiles:
-            self.add_profile(network, config, profile)
+        for shape in shapes:
+            self.add_profile(network, config, shape)
         if self.trt.timing_cache and not self.set_timings(config, timing_cache):
             self.set_timings(config, b"")
         self.log.words()  # clears the complaint about an unsuitable timing cache, which is ignored
@@ -153,24 +167,20 @@ class _Build:
         return BuiltEngine(bytes(serialized), b"" if timings is None else bytes(timings.serialize()))
 
     def set_timings(self, config: Any, content: bytes) -> bool:
-        return bool(config.set_timing_cache(config.create_timing_cache(content), ignore_mismatch=False))
-
-    def parse(self, onnx_model: bytes) -> Any:
-        flag = self.trt.module.NetworkDefinitionCreationFlag.STRONGLY_TYPED
-        network = self.builder.create_network(1 << int(flag))
-        parser = self.trt.module.OnnxParser(network, self.log)
-        if not parser.parse(onnx_model):
-            raise EngineError(self.failure(_parse_problem([parser.get_error(i) for i in range(parser.num_errors)])))
-        _check_inputs([network.get_input(i) for i in range(network.num_inputs)])
-        return network
+        cache = config.create_timing_cache(content)  # None if it can't be read at all
+        return cache is not None and bool(config.set_timing_cache(cache, ignore_mismatch=False))
 
     def configure(self, target: str | None) -> Any:
+        """Return the builder's settings.
+
+        The workspace has its default, the GPU's whole memory: TensorRT takes what it has fused for
+        a single operation, and finds no implementation of it under a limit that it exceeds. So has
+        the profiling verbosity: more than layers' names costs latency.
+        """
         module = self.trt.module
         config = self.builder.create_builder_config()
         config.progress_monitor = self.monitor
-        config.set_memory_pool_limit(module.MemoryPoolType.WORKSPACE, _WORKSPACE_BYTES)
         config.max_aux_streams = 0  # two batches already run at once; more streams would only compete
-        config.profiling_verbosity = module.ProfilingVerbosity.DETAILED  # for TensorRT's inspector; costs no speed
         if self.trt.user_allocation:
             config.set_flag(module.BuilderFlag.REQUIRE_USER_ALLOCATION)
         if target is not None:
@@ -178,42 +188,21 @@ class _Build:
             config.set_compute_capability(getattr(module.ComputeCapability, target.upper()), 0)
         return config
 
-    def add_profile(self, network: Any, config: Any, profile: Profile) -> None:
-        shapes = self.builder.create_optimization_profile()
-        for name in _BATCHED_INPUTS:
-            # [batch, length]. The length is fixed, so that kernels are chosen for exactly that.
-            shapes.set_shape(name, *((batch, profile.length) for batch in (1, profile.best_batch, profile.max_batch)))
-        if config.add_optimization_profile(shapes) < 0:
-            raise EngineError(self.failure(f"refuses {profile}"))
+    def add_profile(self, network: Any, config: Any, shape: Shape) -> None:
+        """Add an optimization profile that allows `shape` and nothing else."""
+        profile = self.builder.create_optimization_profile()
+        try:
+            for name in (network.get_input(index).name for index in range(network.num_inputs)):
+                profile.set_shape(name, *[input_shape(name, shape)] * 3)  # the least, the best, the largest
+            added = config.add_optimization_profile(profile) >= 0
+        except RuntimeError:  # raised by set_shape
+            added = False
+        if not added:
+            raise EngineError(self.failure(f"refuses {shape}"))
 
     def failure(self, what: str) -> str:
         words = self.log.words()
         return f"{self.trt.name} {self.trt.version} {what}" + (f": {words}" if words else "")
-
-
-def check_half(trt: TensorRT, network: Any) -> None:
-    """Raise, naming the layers, unless all matrix products of tokens in a network give FP16.
-
-    Layers after pooling, [batch, dim], are FP32 on purpose. Outer products (of one column and one
-    row, as in rotary position tables) are not checked, because they sum nothing.
-    """
-    half = trt.module.DataType.HALF
-    layers = [network.get_layer(index) for index in range(network.num_layers)]
-    products = [
-        layer
-        for layer in layers
-        if layer.type == trt.module.LayerType.MATRIX_MULTIPLY and len(layer.get_output(0).shape) > 2
-    ]
-    wrong = [layer for layer in products if layer.get_output(0).dtype != half and 1 not in _inner(layer)]
-    if wrong:
-        names = ", ".join(f"{layer.name} ({layer.get_output(0).dtype.name})" for layer in wrong)
-        raise EngineError(f"{len(wrong)} of {len(products)} matrix products are not in FP16: {names}")
-
-
-def _inner(layer: Any) -> tuple[int, ...]:
-    """Return the dimension summed over, from the first operand's shape; empty for a vector."""
-    shape = tuple(layer.get_input(0).shape)
-    return shape[-1:] if len(shape) > 1 else ()
 
 
 def _check_target(trt: TensorRT, target: str | None) -> None:
@@ -227,22 +216,9 @@ def _check_target(trt: TensorRT, target: str | None) -> None:
     raise EngineError(f"{trt.name} {trt.version} builds for {', '.join(allowed)}, not for {target}")
 
 
-def _check_inputs(inputs: Sequence[Any]) -> None:
-    names = {tensor.name for tensor in inputs}
-    if missing := set(_BATCHED_INPUTS) - names:
-        raise EngineError(f"the model has no input {', '.join(sorted(missing))}")
-    if foreign := names - {*_BATCHED_INPUTS, _SCALAR_INPUT}:
-        raise EngineError(f"the model has an input that is never set: {', '.join(sorted(foreign))}")
-    if shapes := [tensor.name for tensor in inputs if tensor.is_shape_tensor]:
-        raise EngineError(
-            f"the values of {', '.join(shapes)} determine shapes, which a TensorRT engine with fixed shapes can't have"
-        )
-
-
-def _parse_problem(errors: Sequence[Any]) -> str:
-    nodes = [f"{error.node_operator()} (node {error.node_name() or 'without a name'})" for error in errors]
-    operators = list(dict.fromkeys(node for node, error in zip(nodes, errors, strict=True) if error.node_operator()))
-    return f"does not take the operators {', '.join(operators)}" if operators else "can't read the model"
+def _check_bf16(target: str) -> None:
+    if int(target.removeprefix("sm")) < _OLDEST_BF16:
+        raise EngineError(f"{target} has no BF16, which GPUs have from sm{_OLDEST_BF16} on: export the model to FP16")
 
 
 def _make_monitor(trt: TensorRT, progress: Callable[[str, int, int], object], cancelled: Callable[[], bool]) -> Any:

@@ -1,4 +1,4 @@
-"""The user's cache of TensorRT engines built on this machine, and of kernel timings.
+"""The user's cache of TensorRT engines built on this machine, kernel timings and compiled kernels.
 
 A file is named after everything that its TensorRT engine depends on, and starts with the sha256 of
 its content. A process that builds one holds a lock, so that others wait instead of building it too.
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from sbert_infer._util.files import locked, staged
-from sbert_infer.artifact.profiles import Profile
 from sbert_infer.backends.tensorrt.build import build_engine
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError
+from sbert_infer.types import Shape
 
 CACHE_VARIABLE = "SBERT_INFER_CACHE"
 _HEX = 64  # length of a sha256
@@ -69,13 +69,27 @@ def cached(key: str, make: Callable[[], bytes]) -> bytes:
         return content
 
 
-def build(trt: TensorRT, model: bytes, profiles: Sequence[Profile], gpu: str, **options: Any) -> bytes:
+def build(trt: TensorRT, model: bytes, shapes: Sequence[Shape], gpu: str, **options: Any) -> bytes:
     """Call `build_engine` with the kernel timings of earlier builds for the same GPU."""
     timings = cache_folder() / "timings" / f"{engine_key(trt.name, trt.version, gpu)}.timings"
-    built = build_engine(trt, model, profiles, timing_cache=_read(timings) or b"", **options)
+    built = build_engine(trt, model, shapes, timing_cache=_read(timings) or b"", **options)
     if built.timing_cache:
         _keep(timings, built.timing_cache)
     return built.engine
+
+
+def kept_kernels(key: str) -> bytes | None:
+    """Return the compiled kernels kept under `key`; None if there are none or they are damaged."""
+    return _read(_kernels(key))
+
+
+def keep_kernels(key: str, content: bytes) -> None:
+    """Keep compiled kernels under `key`, instead of any kept before."""
+    _keep(_kernels(key), content)
+
+
+def _kernels(key: str) -> Path:
+    return cache_folder() / "kernels" / f"{key}.kernels"
 
 
 def _file(key: str) -> Path:

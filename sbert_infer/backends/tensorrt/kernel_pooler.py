@@ -11,7 +11,8 @@ from sbert_infer.errors import EngineError
 class KernelPooler:
     """Mean pooling, with scaling to unit length if `normalize`. Needs torch and Triton."""
 
-    def __init__(self, *, normalize: bool) -> None:
+    def __init__(self, *, normalize: bool, bf16: bool = False) -> None:
+        """Make one for token vectors in FP16, or in BF16."""
         try:
             importlib.import_module("triton")
             importlib.import_module("torch")
@@ -20,25 +21,24 @@ class KernelPooler:
             raise EngineError(
                 f"pooling by the kernel needs torch and Triton, {error.name} is missing: {fix}"
             ) from error
-        self.normalize = normalize
+        self.normalize, self.bf16 = normalize, bf16
 
-    def __call__(self, tokens: int, mask: int, out: int, shape: tuple[int, int, int], device: int, stream: int) -> None:
-        """Queue the pooling on `stream`.
-
-        The arguments are addresses of FP16 tokens of `shape` [batch, length, dim], an int64 mask
-        [batch, length] and FP32 output [batch, dim].
-        """
+    def __call__(
+        self, tokens: int, spans: tuple[int, int], out: int, shape: tuple[int, int, int], device: int, stream: int
+    ) -> None:
+        """Queue the pooling on `stream`, as `Pooler` says."""
         import torch
 
-        from sbert_infer.kernels.mean_pool import mean_pool
+        from sbert_infer.kernels.mean_pool import mean_pool_spans
 
-        batch, length, dim = shape
+        count, texts, dim = shape
         # In this context, torch allocates on and queues to the TensorRT engine's stream.
         external: Any = torch.cuda.ExternalStream
         with torch.cuda.stream(external(stream, device=device)):
-            hidden = _tensor(tokens, (batch, length, dim), "<f2", device)
-            pooled = mean_pool(hidden, _tensor(mask, (batch, length), "<i8", device), normalize=self.normalize)
-            _tensor(out, (batch, dim), "<f4", device).copy_(pooled)
+            hidden = _tensor(tokens, (count, dim), "<i2", device).view(torch.bfloat16 if self.bf16 else torch.float16)
+            starts, ends = (_tensor(address, (texts,), "<i8", device) for address in spans)
+            pooled = mean_pool_spans(hidden, starts, ends, normalize=self.normalize)
+            _tensor(out, (texts, dim), "<f4", device).copy_(pooled)
 
 
 class _DeviceArray:

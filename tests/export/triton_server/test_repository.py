@@ -19,13 +19,13 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sbert_infer.artifact.profiles import make_profiles
 
 from sbert_infer import Engine
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.manifest import DataFile, Manifest
 from sbert_infer.artifact.onnx_file import append_metadata
 from sbert_infer.artifact.plan_file import CPU_GRAPH, MODEL, EngineFile, open_plan, write_plan
-from sbert_infer.artifact.profiles import make_profiles
 from sbert_infer.errors import ExportError
 from sbert_infer.export import exporter
 from sbert_infer.export.cli import main

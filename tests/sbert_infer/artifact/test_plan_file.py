@@ -15,14 +15,23 @@ import pytest
 
 from sbert_infer import ArtifactError, CorruptError, Engine, VersionError
 from sbert_infer.artifact import open_artifact
-from sbert_infer.artifact.plan_file import CPU_GRAPH, MODEL, EngineFile, Plan, open_plan, write_plan
-from sbert_infer.artifact.profiles import Profile
+from sbert_infer.artifact.plan_file import (
+    CPU_GRAPH,
+    CUDA_GRAPH,
+    MODEL,
+    EngineFile,
+    PackedRowsModel,
+    Plan,
+    open_plan,
+    write_plan,
+)
+from sbert_infer.types import Shape
 
 ENGINES = {
     EngineFile("tensorrt_rtx", "1.7.1.116", "sm89"): b"first engine" * 50,
     EngineFile("tensorrt", "10.13.3", "sm90"): b"second engine" * 50,
 }
-PROFILES = (Profile(16, 64, 64), Profile(64, 16, 16))
+ROWS = PackedRowsModel(("input_ids", "segment_ids", "starts", "ends"), 32, (Shape(1, 16, 4), Shape(8, 64, 16)))
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +46,9 @@ def plan_file(small_onnx: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
             artifact.tokenizer_json,
             model=b"weights" * 1000,
             cpu_graph=b"graph" * 100,
+            cuda_graph=b"other graph" * 100,
             engines=ENGINES,
-            profiles=PROFILES,
+            rows=ROWS,
             pooling="graph",
         )
     return path
@@ -48,9 +58,10 @@ def test_round_trip(plan_file: Path, small_onnx: Path) -> None:
     plan, original = open_plan(plan_file), open_artifact(small_onnx)
     assert plan.manifest == replace(original.manifest, precision="fp16")
     assert plan.tokenizer_json == original.tokenizer_json
-    assert (plan.engines, plan.profiles, plan.pooling) == (tuple(ENGINES), PROFILES, "graph")
+    assert (plan.engines, plan.rows, plan.pooling) == (tuple(ENGINES), ROWS, "graph")
     assert plan.read(MODEL) == b"weights" * 1000
     assert plan.read(CPU_GRAPH) == b"graph" * 100
+    assert plan.read(CUDA_GRAPH) == b"other graph" * 100
     assert {engine: plan.read(engine.name) for engine in plan.engines} == ENGINES
 
 
@@ -60,7 +71,7 @@ def test_an_ordinary_zip_that_is_not_compressed(plan_file: Path) -> None:
         assert archive.namelist()[:2] == ["manifest.json", "tokenizer.json"]
         assert "engines/tensorrt_rtx-1.7.1.116-sm89.engine" in archive.namelist()
         assert all(info.compress_type == zipfile.ZIP_STORED for info in archive.infolist())
-        assert json.loads(archive.read("manifest.json"))["plan_version"] == 1
+        assert json.loads(archive.read("manifest.json"))["plan_version"] == 2
 
 
 def test_the_same_content_gives_the_same_bytes(plan_file: Path, tmp_path: Path) -> None:
@@ -72,8 +83,9 @@ def test_the_same_content_gives_the_same_bytes(plan_file: Path, tmp_path: Path) 
             plan.tokenizer_json,
             model=plan.read(MODEL),
             cpu_graph=plan.read(CPU_GRAPH),
+            cuda_graph=plan.read(CUDA_GRAPH),
             engines=ENGINES,
-            profiles=plan.profiles,
+            rows=plan.rows,
             pooling=plan.pooling,
         )
     assert (tmp_path / "again.plan").read_bytes() == plan_file.read_bytes()
@@ -84,7 +96,7 @@ def contents(plan: Plan) -> list[Any]:
         plan.manifest,
         plan.tokenizer_json,
         plan.engines,
-        plan.profiles,
+        plan.rows,
         *(plan.read(name) for name in plan.members),
     ]
 

@@ -14,16 +14,17 @@ import pytest
 
 from sbert_infer import CorruptError, EngineError, SbertInferWarning
 from sbert_infer.artifact import open_artifact
-from sbert_infer.artifact.plan_file import EngineFile, Plan, open_plan, write_plan
-from sbert_infer.artifact.profiles import Profile
+from sbert_infer.artifact.manifest import SENTENCE
+from sbert_infer.artifact.plan_file import EngineFile, PackedRowsModel, Plan, open_plan, write_plan
 from sbert_infer.backends import select as backends
 from sbert_infer.backends.select import BackendOptions, open_backend
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.build import BuiltEngine
 from sbert_infer.backends.tensorrt.loaded_engine import LoadError
+from sbert_infer.types import Shape
 
-PROFILES = [Profile(64, 8, 8)]
-LIMIT = 9 * 64 - 1  # tokens: a ninth text of 64 tokens would not fit
+ROWS = PackedRowsModel(("input_ids", "segment_ids", "starts", "ends"), 32, (Shape(1, 64, 16), Shape(8, 64, 16)))
+LIMIT = 8 * 64  # tokens of the largest shape
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,9 @@ class Machine:
     build_problem: str = ""
     cuda_problem: str = ""  # why onnxruntime can't use the GPU
     built: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)  # that TensorRT engines were built for
     timings: list[bytes] = field(default_factory=list)  # timing caches that builds started with
+    graphs: list[str] = field(default_factory=list)  # that onnxruntime ran on the GPU
     closed: int = 0
 
 
@@ -70,23 +73,30 @@ class FakeBackend:
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     machine = Machine()
 
-    def tensorrt_backend(trt: Any, engine: bytes, profiles: Any, *, devices: Any, **_: Any) -> FakeBackend:
+    def tensorrt_backend(trt: Any, engine: bytes, packer: Any, interface: Any, *, devices: Any, **_: Any) -> Any:
+        assert packer.shapes == ROWS.shapes
         if engine == machine.refused_engine:
             raise LoadError("TensorRT can't load the engine")
         if machine.memory_problem:
             raise EngineError(machine.memory_problem)
+        assert interface.inputs == ROWS.inputs
         return FakeBackend(machine, f"{trt.name} {engine.decode()} on {list(devices)}")
 
-    def build_engine(trt: Any, model: bytes, profiles: Any, *, timing_cache: bytes, device: int) -> BuiltEngine:
+    def build_engine(
+        trt: Any, model: bytes, shapes: Any, *, output: str, precision: str, timing_cache: bytes, device: int
+    ) -> BuiltEngine:
+        assert (shapes, precision) == (ROWS.shapes, "fp16")
         if machine.build_problem:
             raise EngineError(machine.build_problem)
         machine.built.append(trt.version)
+        machine.outputs.append(output)
         machine.timings.append(timing_cache)
         return BuiltEngine(f"built from {model.decode()}".encode(), timing_cache + trt.version.encode())
 
     def onnx_cuda(model: Any, gpus: Any, **_: Any) -> FakeBackend:
         if machine.cuda_problem:
             raise EngineError(machine.cuda_problem)
+        machine.graphs.append(model.name)
         return FakeBackend(machine, f"onnxruntime on {list(gpus)}")
 
     monkeypatch.setenv("SBERT_INFER_CACHE", str(tmp_path / "cache"))
@@ -104,7 +114,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 
 @pytest.fixture
 def make_plan(small_onnx: Path, tmp_path: Path) -> Callable[..., Plan]:
-    def make(*engines: EngineFile, pooling: str = "graph") -> Plan:
+    def make(*engines: EngineFile, pooling: str = "graph", cuda_graph: bytes | None = b"the CUDA graph") -> Plan:
         artifact = open_artifact(small_onnx)
         path = tmp_path / "model.plan"
         with path.open("wb") as file:
@@ -114,8 +124,9 @@ def make_plan(small_onnx: Path, tmp_path: Path) -> Callable[..., Plan]:
                 artifact.tokenizer_json,
                 model=b"the model",
                 cpu_graph=b"the graph",
+                cuda_graph=cuda_graph,
                 engines={engine: f"engine for {engine.gpu or engine.target}".encode() for engine in engines},
-                profiles=PROFILES,
+                rows=ROWS,
                 pooling=pooling,
             )
         return open_plan(path)
@@ -232,12 +243,15 @@ def test_what_building_would_not_help_is_not_built(machine: Machine, make_plan: 
 def test_a_kernel_that_is_not_installed_is_noticed_on_opening(
     machine: Machine, make_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    plan = make_plan(FITS, pooling="kernel")
+    assert opened(plan) == ("tensorrt engine for GPU A on [0]", [])
     monkeypatch.setitem(sys.modules, "triton", None)
-    text, (warning,) = opened(make_plan(FITS, pooling="kernel"))
-    assert text == "onnxruntime on CPU"
-    assert "triton is missing: pip install" in warning
     with pytest.raises(EngineError, match="triton is missing"):
-        opened(make_plan(FITS, pooling="kernel"), strict=True)
+        opened(plan, strict=True)
+    text, (warning,) = opened(plan)
+    assert text == "tensorrt built from the model on [0]"
+    assert "triton is missing: pip install" in warning
+    assert machine.outputs == [SENTENCE]  # the graph pools
 
 
 @pytest.fixture
@@ -264,7 +278,10 @@ def test_onnxruntime_on_the_gpu(machine: Machine, make_plan: Callable[..., Plan]
     text, (warning,) = opened(plan)
     assert text == "onnxruntime on [0]"
     assert "TensorRT is not installed" in warning
-    assert opened(make_plan(pooling="kernel"))[0] == "onnxruntime on CPU"
+    assert machine.graphs == ["cuda.onnx"] * 3
+    assert opened(make_plan(pooling="kernel"))[0] == "onnxruntime on [0]"  # its graph pools
+    assert opened(make_plan(cuda_graph=None))[0] == "onnxruntime on [0]"
+    assert machine.graphs[3:] == ["cuda.onnx", "cpu.onnx"]
 
 
 def test_the_cpu_last(machine: Machine, make_plan: Callable[..., Plan]) -> None:
@@ -302,4 +319,4 @@ def test_settings_for_cpus_are_refused_on_a_gpu(machine: Machine, make_plan: Cal
             opened(plan, **options)
     with pytest.raises(ValueError, match=f"at most {LIMIT}"):
         opened(plan, max_batch_tokens=LIMIT + 1)
-    assert open_backend(plan, BackendOptions(max_batch_tokens=500)).max_batch_tokens == 500
+    assert open_backend(plan, BackendOptions(max_batch_tokens=200)).max_batch_tokens == 200

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,14 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbert_infer import EngineError
-from tests.doubles.backend import run_ids
-from tests.models.tensorrt_models import small_encoder
+from sbert_infer.backends.base import Batch
+from sbert_infer.types import Shape
 
 pytest.importorskip("tensorrt_rtx")
 pytest.importorskip("cuda.bindings.runtime")
 
 from tests.doubles.tensorrt import REAL_TRT
-from tests.doubles.tensorrt_lab import PROFILES, SHAPES, Lab, check, expected, texts
+from tests.doubles.tensorrt_lab import PACKER, SHAPES, Lab, check, expected, packed, run_packed
 
 # --------------------------------------------------------------------------------------------------
 # Vectors
@@ -35,61 +36,62 @@ from tests.doubles.tensorrt_lab import PROFILES, SHAPES, Lab, check, expected, t
 def test_right_vectors_for_every_shape(lab: Callable[..., Lab], rtx: bool, cuda_graphs: bool) -> None:
     backend = lab().open(rtx=rtx, cuda_graphs=cuda_graphs)
     for seed in range(3):
-        for rows, length in SHAPES:
-            check(backend, rows, length, seed)
+        for shape in SHAPES:
+            check(backend, shape, seed)
 
 
 @settings(max_examples=25, deadline=None)
 @given(order=st.lists(st.sampled_from(SHAPES), min_size=1, max_size=30))
-def test_right_vectors_in_any_order(order: list[tuple[int, int]]) -> None:
+def test_right_vectors_in_any_order(order: list[Shape]) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         lab = Lab(monkeypatch, 1)
         backend = lab.open()
-        for seed, (rows, length) in enumerate(order):
-            check(backend, rows, length, seed)
+        for seed, shape in enumerate(order):
+            check(backend, shape, seed)
         backend.close()
         assert not +lab.machine.alive
 
 
 def test_a_result_is_not_overwritten_by_the_next(lab: Callable[..., Lab]) -> None:
     backend = lab().open()
-    ids, mask = texts(3, 8)
-    first = run_ids(backend, ids, mask)
-    run_ids(backend, *texts(6, 8, seed=1))
-    np.testing.assert_allclose(first, expected(ids, mask), atol=2e-6)
+    batch = packed(SHAPES[1])
+    first = run_packed(backend, batch)
+    run_packed(backend, packed(SHAPES[1], seed=1))
+    np.testing.assert_allclose(first, expected(batch), atol=2e-6)
 
 
-def test_the_prompt_is_left_out_of_pooling(lab: Callable[..., Lab]) -> None:
-    model = small_encoder(np.float32, prompt_length=True)
-    backend = lab().open(model=model, prompt_length=True)
-    ids, mask = np.arange(1, 9)[None], np.ones((1, 8), np.int64)
-    for count in (0, 3, 1, 3):
-        wanted = expected(ids, mask, model, prompt_length=np.array(count))
-        np.testing.assert_allclose(run_ids(backend, ids, mask, count), wanted, atol=2e-6)
+def test_what_is_pooled_is_what_the_spans_say(lab: Callable[..., Lab]) -> None:
+    """A prompt that pooling leaves out is before the start of its text's span."""
+    batch = packed(SHAPES[2])
+    packing = batch.packing
+    assert packing is not None
+    last = replace(batch, packing=replace(packing, starts=np.maximum(packing.ends - 1, packing.starts)))
+    backend = lab().open()
+    assert np.abs(run_packed(backend, last) - run_packed(backend, batch)).max() > 0.1
 
 
 def test_token_vectors_are_pooled_on_the_same_stream(lab: Callable[..., Lab]) -> None:
     there = lab()
     machine = there.machine
 
-    def pooler(tokens: int, mask: int, out: int, shape: tuple[int, int, int], device: int, stream: int) -> None:
+    def pooler(
+        tokens: int, spans: tuple[int, int], out: int, shape: tuple[int, int, int], device: int, stream: int
+    ) -> None:
+        count, texts, dim = shape
+
         def kernel() -> None:
-            weights = machine.at(mask, np.int64, shape[:2])[..., None].astype(np.float32)
-            summed = (machine.at(tokens, np.float16, shape) * weights).sum(1)
-            machine.at(out, np.float32, (shape[0], shape[2]))[:] = summed / np.maximum(weights.sum(1), 1e-9)
+            hidden = machine.at(tokens, np.float16, (count, dim)).astype(np.float32)
+            starts, ends = (machine.at(address, np.int64, (texts,)) for address in spans)
+            means = [hidden[start:end].mean(0) for start, end in zip(starts, ends, strict=True)]
+            machine.at(out, np.float32, (texts, dim))[:] = means
 
         assert device == machine.device == 0
         machine.enqueue(stream, kernel)
 
-    backend = there.open(model=small_encoder(np.float32, tokens=True), pooler=pooler)
-    for seed, (rows, length) in enumerate([(2, 8), (2, 8), (3, 16), (5, 8), (2, 8)]):
-        ids, mask = texts(rows, length, seed)
-        np.testing.assert_allclose(run_ids(backend, ids, mask), expected(ids, mask), atol=2e-3)  # tokens are FP16
-
-
-def test_the_kernel_can_not_leave_a_prompt_out(lab: Callable[..., Lab]) -> None:
-    with pytest.raises(EngineError, match="can't be pooled by the kernel"):
-        lab().open(pooler=lambda *args: None, prompt_length=True)
+    backend = there.open(pooler=pooler)
+    for seed, shape in enumerate([*SHAPES, *SHAPES[::-1]]):
+        batch = packed(shape, seed)
+        np.testing.assert_allclose(run_packed(backend, batch), expected(batch), atol=2e-2)  # tokens are FP16
 
 
 # --------------------------------------------------------------------------------------------------
@@ -98,92 +100,64 @@ def test_the_kernel_can_not_leave_a_prompt_out(lab: Callable[..., Lab]) -> None:
 
 def test_what_the_pipeline_is_told(lab: Callable[..., Lab]) -> None:
     backend = lab(gpus=2).open(devices=(0, 1))
-    assert backend.edges == (8, 16, 40)
+    assert backend.packer == PACKER
     assert (backend.workers, backend.threads, backend.device) == (4, 1, "cuda:0,cuda:1")
-    for profile in PROFILES:  # batches within the budget fit, and the budget is no smaller than profiles allow
-        assert max(1, backend.max_batch_tokens // profile.length) <= profile.max_batch
-    assert backend.max_batch_tokens >= min(profile.max_batch * profile.length for profile in PROFILES)
+    assert backend.max_batch_tokens == max(shape.tokens for shape in SHAPES) == 48
     assert backend.describe() == "tensorrt 0.0 on Double GPU (cuda:0), Double GPU (cuda:1)"
 
 
-@pytest.mark.parametrize(
-    ("rows", "length", "message"),
-    [
-        (1, 9, r"texts padded to \(8, 16, 40\) tokens, not to 9"),
-        (1, 41, "not to 41"),
-        (4, 16, "1 to 3 texts of 16 tokens, not 4"),
-        (0, 8, "1 to 6 texts of 8 tokens, not 0"),
-    ],
-)
-def test_batches_that_fit_no_profile(lab: Callable[..., Lab], rows: int, length: int, message: str) -> None:
+def test_batches_that_it_can_not_run(lab: Callable[..., Lab]) -> None:
     backend = lab().open()
-    ones = np.ones((rows, length), np.int64)
-    with pytest.raises(EngineError, match=message):
-        run_ids(backend, ones, ones)
+    with pytest.raises(EngineError, match=r"packed rows of 1 x 8, 1 x 40, 3 x 16, 6 x 8, not \(2, 8\)"):
+        run_packed(backend, packed(Shape(2, 8, 2)))
+    ones = np.ones((6, 8), np.int64)
+    with pytest.raises(EngineError, match="packed rows"):
+        run_packed(backend, Batch(ones, ones))
+    with pytest.raises(EngineError, match="gives sentence_embedding only, not token_embeddings"):
+        backend.run(packed(SHAPES[0]), ("token_embeddings",))
 
 
 # --------------------------------------------------------------------------------------------------
 # Calls
 
 
+def test_every_shape_is_ready_when_it_is_open(lab: Callable[..., Lab]) -> None:
+    """Nothing is made, compiled or captured while a batch waits."""
+    there = lab()
+    backend = there.open()
+    copy, launch, wait = "cudaMemcpyAsync", "cudaGraphLaunch", ["cudaEventRecord", "cudaEventSynchronize"]
+    for shape in SHAPES:
+        start = len(there.machine.calls)
+        check(backend, shape)
+        assert there.machine.names()[start:] == ["cudaSetDevice", *[copy] * 5, launch, copy, *wait]
+
+
 def test_a_context_is_made_ready_in_nvidias_order(lab: Callable[..., Lab]) -> None:
     there = lab()
-    backend = there.open(cuda_graphs=False)
-    start = len(there.machine.calls)
-    check(backend, 2, 16)
-    calls = there.machine.calls[start:]
-    assert [call for call in calls if call[0] in ("set_input_shape", "set_optimization_profile_async")] == [
-        ("set_optimization_profile_async", 1),
-        ("set_input_shape", "input_ids", (2, 16)),
-        ("set_input_shape", "attention_mask", (2, 16)),
-    ]
-    assert [call[0] for call in calls] == [
-        "cudaSetDevice",
+    there.open()
+    names = there.machine.names()
+    start = names.index("create_execution_context")
+    stop = names.index("create_execution_context", start + 1)
+    assert names[start:stop] == [
         "create_execution_context",
         "set_optimization_profile_async",
         "cudaEventRecord",
         "cudaEventSynchronize",
-        *["set_input_shape"] * 2,
-        *["set_tensor_address"] * 3,
+        *["set_input_shape", "set_tensor_address"] * 5,
+        "set_tensor_address",
         "infer_shapes",
         "set_device_memory",
-        *["cudaMemcpyAsync"] * 2,
+        *["cudaMemcpyAsync"] * 5,
         "execute_async_v3",
         "cudaMemcpyAsync",
         "cudaEventRecord",
         "cudaEventSynchronize",
+        "cudaStreamBeginCapture",
+        "execute_async_v3",
+        "cudaStreamEndCapture",
+        "cudaGraphInstantiate",
+        "cudaGraphDestroy",
     ]
-
-
-def test_a_second_batch_only_copies_and_launches(lab: Callable[..., Lab]) -> None:
-    there = lab()
-    backend = there.open()
-    check(backend, 2, 16)
-    start = len(there.machine.calls)
-    check(backend, 2, 16, 1)
-    copy, launch, wait = "cudaMemcpyAsync", "cudaGraphLaunch", ["cudaEventRecord", "cudaEventSynchronize"]
-    assert there.machine.names()[start:] == ["cudaSetDevice", copy, copy, launch, copy, *wait]
-
-
-def test_rows_are_padded_to_few_shapes(lab: Callable[..., Lab]) -> None:
-    there = lab()
-    backend = there.open()
-    for seed in range(2):
-        for rows in range(1, 7):
-            check(backend, rows, 8, seed)
-    batches = [call[2] for call in there.machine.calls if call[:2] == ("set_input_shape", "input_ids")]
-    assert sorted(batches) == [(1, 8), (2, 8), (4, 8), (6, 8)]
-
-
-def test_one_graph_per_shape_after_one_plain_run(lab: Callable[..., Lab]) -> None:
-    there = lab()
-    backend = there.open()
-    for seed in range(4):
-        check(backend, 2, 8, seed)
-        check(backend, 1, 40, seed)
-    assert there.machine.names().count("execute_async_v3") == 4  # for each shape, the first run and the recording
-    assert there.machine.launches == 6
-    assert there.machine.kernels == 8
 
 
 @pytest.mark.parametrize("rtx", [False, True])
@@ -191,7 +165,7 @@ def test_without_graphs_nothing_is_captured(lab: Callable[..., Lab], rtx: bool) 
     there = lab()
     backend = there.open(rtx=rtx, cuda_graphs=False)
     for seed in range(3):
-        check(backend, 2, 8, seed)
+        check(backend, seed=seed)
     assert "cudaStreamBeginCapture" not in there.machine.names()
     assert there.machine.launches == 0
 
@@ -199,26 +173,32 @@ def test_without_graphs_nothing_is_captured(lab: Callable[..., Lab], rtx: bool) 
 @pytest.mark.parametrize("cuda_graphs", [True, False])
 def test_rtx_captures_by_itself(lab: Callable[..., Lab], cuda_graphs: bool) -> None:
     there = lab()
-    backend = there.open(rtx=True, cuda_graphs=cuda_graphs)
-    check(backend, 2, 8)
+    there.open(rtx=True, cuda_graphs=cuda_graphs)
     strategies = REAL_TRT.CudaGraphStrategy
     (config,) = {call[1] for call in there.machine.calls if call[0] == "create_execution_context"}
     assert config.cuda_graph_strategy == (strategies.WHOLE_GRAPH_CAPTURE if cuda_graphs else strategies.DISABLED)
-    assert "set_runtime_cache" in there.machine.names()
     assert "cudaStreamBeginCapture" not in there.machine.names()
 
 
+def test_rtx_compiles_for_the_first_process_only(lab: Callable[..., Lab]) -> None:
+    there = lab()
+    there.open(rtx=True)
+    assert there.machine.compiled == len(SHAPES)  # once for both slots, before any batch
+    there.open(rtx=True)  # the first is still open: kernels are kept as soon as every shape has run
+    assert there.machine.compiled == len(SHAPES)
+
+
 def test_memory_is_bounded(lab: Callable[..., Lab]) -> None:
-    """Buffers are allocated at the start; contexts and graphs once for each shape."""
+    """Buffers, contexts and graphs are made at the start, for two slots."""
     there = lab()
     backend = there.open()
-    before = there.machine.names().count("cudaMalloc"), there.machine.names().count("cudaHostAlloc")
+    made = ("cudaMalloc", "cudaHostAlloc", "create_execution_context")
+    before = [there.machine.names().count(name) for name in made]
     for seed in range(3):
-        for rows, length in SHAPES:
-            check(backend, rows, length, seed)
-    assert (there.machine.names().count("cudaMalloc"), there.machine.names().count("cudaHostAlloc")) == before
-    shapes = sum(len(profile.batches) for profile in PROFILES)
-    assert there.machine.alive["context"] == there.machine.alive["graph executable"] == shapes
+        for shape in SHAPES:
+            check(backend, shape, seed)
+    assert [there.machine.names().count(name) for name in made] == before
+    assert there.machine.alive["context"] == there.machine.alive["graph executable"] == 2 * len(SHAPES)
     assert there.machine.alive["graph"] == 0
 
 
@@ -232,14 +212,14 @@ def test_two_batches_run_at_once(lab: Callable[..., Lab]) -> None:
     together = threading.Barrier(2, timeout=20)
     there.machine.before_kernel = together.wait
     with ThreadPoolExecutor(2) as pool:
-        for result in [pool.submit(check, backend, 3, 8, seed) for seed in range(2)]:
+        for result in [pool.submit(check, backend, SHAPES[1], seed) for seed in range(2)]:
             result.result()
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_many_threads_get_their_own_vectors(lab: Callable[..., Lab], gpus: int) -> None:
     backend = lab(gpus).open(devices=range(gpus))
-    work = [(*SHAPES[index % len(SHAPES)], index) for index in range(120)]
+    work = [(SHAPES[index % len(SHAPES)], index) for index in range(120)]
     with ThreadPoolExecutor(8) as pool:
         for result in [pool.submit(check, backend, *each) for each in work]:
             result.result()
@@ -258,17 +238,9 @@ def test_every_gpu_is_used(lab: Callable[..., Lab]) -> None:
 
     there.machine.before_kernel = before_kernel
     with ThreadPoolExecutor(4) as pool:
-        for result in [pool.submit(check, backend, 2, 8, seed) for seed in range(4)]:
+        for result in [pool.submit(check, backend, SHAPES[1], seed) for seed in range(4)]:
             result.result()
     assert sorted(devices) == [0, 0, 2, 2]
-
-
-def test_a_lone_caller_stays_on_one_slot(lab: Callable[..., Lab]) -> None:
-    there = lab(gpus=2)
-    backend = there.open(devices=(0, 1))
-    for seed in range(5):
-        check(backend, 2, 8, seed)
-    assert there.machine.alive["context"] == 1
 
 
 @pytest.mark.parametrize("devices", [(), (1,), (0, 0), (-1,)])

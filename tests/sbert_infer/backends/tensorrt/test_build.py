@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sbert_infer.artifact.profiles import Profile
 
 import sbert_infer
 from sbert_infer import EngineError
-from sbert_infer.artifact.profiles import Profile
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.build import build_engine, check_half, targets
 from sbert_infer.backends.tensorrt.versions import TensorRT, load

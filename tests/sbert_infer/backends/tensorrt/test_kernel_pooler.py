@@ -36,14 +36,17 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_vectors_land_in_the_engines_memory(streams: list[Any], normalize: bool) -> None:
-    random = np.random.default_rng(3)
-    tokens = random.normal(size=(3, 5, 16)).astype(np.float16)
-    mask = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]])
-    out = np.full((3, 16), np.nan, np.float32)
-    pooler = KernelPooler(normalize=normalize)
-    pooler(tokens.ctypes.data, mask.ctypes.data, out.ctypes.data, tokens.shape, device=1, stream=77)
-    wanted = np.stack([tokens[0, :3].astype(np.float32).mean(0), tokens[1].astype(np.float32).mean(0), np.zeros(16)])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_vectors_land_in_the_engines_memory(streams: list[Any], normalize: bool, bf16: bool) -> None:
+    dtype = torch.bfloat16 if bf16 else torch.float16
+    tokens = torch.randn(15, 16, generator=torch.Generator().manual_seed(3)).to(dtype)
+    starts, ends = np.array([5, 0, 7, 2]), np.array([10, 3, 7, 15])  # the third span is empty
+    out = np.full((4, 16), np.nan, np.float32)
+    spans = (starts.ctypes.data, ends.ctypes.data)
+    pooler = KernelPooler(normalize=normalize, bf16=bf16)
+    pooler(tokens.data_ptr(), spans, out.ctypes.data, (15, 4, 16), device=1, stream=77)
+    wide = tokens.float().numpy()
+    wanted = np.stack([wide[5:10].mean(0), wide[:3].mean(0), np.zeros(16), wide[2:15].mean(0)])
     if normalize:
         wanted /= np.maximum(np.linalg.norm(wanted, axis=1, keepdims=True), 1e-12)
     np.testing.assert_allclose(out, wanted, atol=1e-6)

@@ -15,14 +15,16 @@ from typing import Any
 import pytest
 
 from sbert_infer import EngineError, SbertInferWarning
-from sbert_infer.artifact.profiles import Profile
 from sbert_infer.backends.tensorrt import cuda
-from tests.doubles.backend import run_ids
+from sbert_infer.backends.tensorrt.loaded_engine import Interface
+from sbert_infer.backends.tensorrt.tensors import INPUTS
+from sbert_infer.text.packing import Packer
+from sbert_infer.types import Shape
 
 pytest.importorskip("tensorrt_rtx")
 pytest.importorskip("cuda.bindings.runtime")
 
-from tests.doubles.tensorrt_lab import CAPTURE_FAILED, OUT_OF_MEMORY, PROFILES, SHAPES, Lab, check, texts
+from tests.doubles.tensorrt_lab import CAPTURE_FAILED, OUT_OF_MEMORY, SHAPES, Lab, check, packed, run_packed
 
 # --------------------------------------------------------------------------------------------------
 # Errors
@@ -46,11 +48,11 @@ def test_an_engine_that_does_not_load(lab: Callable[..., Lab]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"profiles": PROFILES[:2]}, "the engine was built for the shapes"),
-        ({"profiles": (*PROFILES[:2], Profile(40, 1, 2))}, "the engine was built for the shapes"),
-        ({"dim": 384}, "vectors have 16 dimensions, not 384"),
-        ({"prompt_length": True}, "tensors are .*: export the model again"),
-        ({"pooler": lambda *args: None}, "tensors are .*: export the model again"),
+        ({"packer": Packer(SHAPES[:2], 16)}, "the engine was built for input_ids"),
+        ({"packer": Packer((*SHAPES[:3], Shape(1, 40, 9)), 16)}, "the engine was built for starts"),
+        ({"interface": Interface(INPUTS, "sentence_embedding", 384)}, "vectors have 16 dimensions, not 384"),
+        ({"interface": Interface(INPUTS[:3], "sentence_embedding", 16)}, "tensors are .*: export the model again"),
+        ({"interface": Interface(INPUTS, "token_embeddings", 16)}, "tensors are .*: export the model again"),
     ],
 )
 def test_an_engine_that_is_not_the_one(lab: Callable[..., Lab], options: dict[str, Any], message: str) -> None:
@@ -72,21 +74,20 @@ def test_out_of_memory_frees_what_was_made(lab: Callable[..., Lab], function: st
 def test_a_cuda_call_that_fails_is_named_and_the_next_batch_runs(lab: Callable[..., Lab], function: str) -> None:
     there = lab()
     backend = there.open()
-    check(backend, 2, 8)
     there.machine.failures[function] = [OUT_OF_MEMORY]
     with pytest.raises(EngineError, match=f"{function} failed: cudaErrorMemoryAllocation"):
-        run_ids(backend, *texts(2, 8))
+        run_packed(backend, packed(SHAPES[1]))
     for seed in range(4):
-        check(backend, 2, 8, seed)
+        check(backend, seed=seed)
 
 
 def test_a_batch_that_fails_says_why(lab: Callable[..., Lab]) -> None:
     there = lab()
-    backend = there.open()
+    backend = there.open(cuda_graphs=False)
     there.machine.failures["execute_async_v3"] = [OUT_OF_MEMORY]
     with pytest.raises(EngineError, match="tensorrt: execute_async_v3 failed: the kernel fell over"):
-        run_ids(backend, *texts(2, 8))
-    check(backend, 2, 8)
+        run_packed(backend, packed(SHAPES[1]))
+    check(backend)
 
 
 @pytest.mark.parametrize(
@@ -99,23 +100,21 @@ def test_a_batch_that_fails_says_why(lab: Callable[..., Lab]) -> None:
 )
 def test_a_capture_that_fails_is_one_warning(lab: Callable[..., Lab], function: str, codes: list[Any]) -> None:
     there = lab()
-    backend = there.open()
     there.machine.failures[function] = codes
-    with pytest.warns(SbertInferWarning, match=rf"no CUDA graph of 2 x 8 tokens, .*: {function} failed"):
-        check(backend, 2, 8)
-    for seed in range(3):  # with warnings as errors, a second one would raise
-        for rows, length in SHAPES:
-            check(backend, rows, length, seed)
+    with pytest.warns(SbertInferWarning, match=rf"no CUDA graph of 1 x 8 tokens, .*: {function} failed") as caught:
+        backend = there.open()
+    assert len(caught) == 1
+    for shape in SHAPES:
+        check(backend, shape)
     assert there.machine.launches == 0
 
 
 def test_work_that_can_not_be_captured(lab: Callable[..., Lab]) -> None:
     there = lab()
-    backend = there.open()
     there.machine.failures["execute_async_v3"] = [None, OUT_OF_MEMORY]  # fails in the recording, after the first run
     with pytest.warns(SbertInferWarning, match=r"no CUDA graph .* execute_async_v3 failed: the kernel fell over"):
-        check(backend, 2, 8)
-    check(backend, 2, 8, 1)
+        backend = there.open()
+    check(backend)
     assert there.machine.launches == 0
 
 
@@ -126,11 +125,7 @@ def test_work_that_can_not_be_captured(lab: Callable[..., Lab]) -> None:
 def test_everything_is_freed_in_order(lab: Callable[..., Lab]) -> None:
     there = lab(gpus=2)
     backend = there.open(devices=(0, 1))
-    there.machine.before_kernel = threading.Barrier(4, timeout=20).wait  # so that each slot gets a context
-    with ThreadPoolExecutor(4) as pool:
-        for result in [pool.submit(check, backend, 2, 8, seed) for seed in range(4)]:
-            result.result()
-    assert there.machine.alive["context"] == there.machine.alive["graph executable"] == 4
+    assert there.machine.alive["context"] == there.machine.alive["graph executable"] == 4 * len(SHAPES)
     start = len(there.machine.calls)
     backend.close()
     names = there.machine.names()[start:]
@@ -142,7 +137,7 @@ def test_everything_is_freed_in_order(lab: Callable[..., Lab]) -> None:
     backend.close()  # a second call does nothing
     assert there.machine.names()[start:] == names
     with pytest.raises(EngineError, match="the engine was closed during this call"):
-        run_ids(backend, *texts(1, 8))
+        run_packed(backend, packed(SHAPES[0]))
 
 
 def test_close_waits_for_the_batch_that_runs(lab: Callable[..., Lab]) -> None:
@@ -156,7 +151,7 @@ def test_close_waits_for_the_batch_that_runs(lab: Callable[..., Lab]) -> None:
 
     there.machine.before_kernel = before_kernel
     with ThreadPoolExecutor(2) as pool:
-        batch = pool.submit(check, backend, 2, 8)
+        batch = pool.submit(check, backend)
         assert running.wait(20)
         closing = pool.submit(backend.close)
         with pytest.raises(TimeoutError):
@@ -168,8 +163,8 @@ def test_close_waits_for_the_batch_that_runs(lab: Callable[..., Lab]) -> None:
 
 def test_a_backend_that_is_forgotten_is_freed(lab: Callable[..., Lab]) -> None:
     there = lab()
-    check(there.open(), 2, 8)
-    there.backends.clear()
+    check(there.open())
+    there.opened.clear()
     assert not +there.machine.alive
 
 
@@ -178,17 +173,17 @@ def test_a_backend_that_is_forgotten_is_freed(lab: Callable[..., Lab]) -> None:
 def test_after_a_fork_it_is_refused(lab: Callable[..., Lab]) -> None:
     there = lab()
     backend = there.open()
-    check(backend, 2, 8)
+    check(backend)
     count = len(there.machine.calls)
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            run_ids(backend, *texts(2, 8))
+            run_packed(backend, packed(SHAPES[1]))
         except EngineError as error:
             backend.close()
             code = 0 if "before a fork" in str(error) and len(there.machine.calls) == count else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    check(backend, 2, 8, 1)
+    check(backend, seed=1)
