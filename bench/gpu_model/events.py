@@ -68,7 +68,7 @@ class Events:
     """Runs actors until nothing happens any more."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now = self._last = 0.0
         self._ahead: list[tuple[float, int, Callable[[], None]]] = []
         self._number = count()  # what is due at the same time happens in the order of its planning
 
@@ -84,16 +84,17 @@ class Events:
         flag.waiting.clear()
 
     def run(self) -> float:
-        """Run to the end, and return when that was."""
+        """Run to the end, and return when an actor last did something."""
         while self._ahead:
             self.now, _, happen = heapq.heappop(self._ahead)
             happen()
-        return self.now
+        return self._last
 
     def _plan(self, at: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._ahead, (at, next(self._number), happen))
 
     def _go_on(self, actor: Actor) -> None:
+        self._last = self.now
         wanted = next(actor, None)
         if isinstance(wanted, Use):
             self._ask(wanted, actor)

@@ -21,7 +21,7 @@ BUSY = 0.9  # what we ask of a GPU
 SLOTS = 2  # as in sbert_infer/backends/tensorrt/backend.py
 MAX_BATCH_TOKENS = 16384
 _WINDOWS = 8
-MOST_CORES = 512  # for tokenizing: more than any machine has
+_CORES = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96)
 # English in a WordPiece vocabulary of 30,000: measured on the benchmark's texts.
 _TOKENS_PER_WORD, _SPECIAL_TOKENS = 1.32, 2
 # What may keep a GPU waiting -> the costs of a window, and of its batches.
@@ -87,7 +87,7 @@ def window_costs(work: Work, gpu: Gpu, host: HostCosts, cores: int) -> list[Wind
     ]
 
 
-def forecast(work: Work, gpu: Gpu, host: HostCosts, cores: int = MOST_CORES, slots: int = SLOTS) -> Forecast:
+def forecast(work: Work, gpu: Gpu, host: HostCosts, cores: int, slots: int = SLOTS) -> Forecast:
     """Simulate the pipeline with `cores` for tokenizing."""
     windows = window_costs(work, gpu, host, cores)
     trace = simulate(windows, slots=slots)
@@ -97,17 +97,11 @@ def forecast(work: Work, gpu: Gpu, host: HostCosts, cores: int = MOST_CORES, slo
 
 def cores_needed(work: Work, gpu: Gpu, host: HostCosts, slots: int = SLOTS) -> int | None:
     """Return how many cores of tokenizing keep the GPU busy; None if no number does."""
+    return next((cores for cores in _CORES if _busy(work, gpu, host, cores, slots) >= BUSY), None)
 
-    def is_enough(cores: int) -> bool:
-        return simulate(window_costs(work, gpu, host, cores), slots=slots).busy("gpu") >= BUSY
 
-    if not is_enough(MOST_CORES):
-        return None
-    few, enough = 0, MOST_CORES
-    while enough - few > 1:
-        half = (few + enough) // 2
-        few, enough = (few, half) if is_enough(half) else (half, enough)
-    return enough
+def _busy(work: Work, gpu: Gpu, host: HostCosts, cores: int, slots: int) -> float:
+    return simulate(window_costs(work, gpu, host, cores), slots=slots).busy("gpu")
 
 
 def lone_text_s(model: Model, gpu: Gpu, host: HostCosts, tokens: int = 16) -> float:
@@ -133,7 +127,7 @@ def bottleneck(windows: Sequence[WindowCosts], gpu_busy: float, slots: int = SLO
 
 def _free(window: WindowCosts, own: Sequence[str], of_batches: Sequence[str]) -> WindowCosts:
     """Return the costs without some of the window's own and some of its batches'."""
-    batches = tuple(replace(batch, **dict.fromkeys(of_batches, 0.0)) for batch in window.batches)
+    batches = tuple(replace(batch, **dict.fromkeys(of_batches, 0.0)) for batch in window.batches)  # type: ignore[arg-type]
     return replace(window, **dict.fromkeys(own, 0.0), batches=batches)  # type: ignore[arg-type]
 
 
