@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+BF16 = np.dtype(ml_dtypes.bfloat16)
 VOCABULARY, DIM, MOST_POSITIONS = 50, 16, 64
 
 

@@ -141,7 +141,7 @@ class _Build:
     def parse(self, onnx_model: bytes, output: str, precision: str | None) -> Any:
         """Return the network of a model, checked, with one output."""
         flag = self.trt.module.NetworkDefinitionCreationFlag.STRONGLY_TYPED
-        network = self.builder.create_network(1 << int(flag))
+        network = self.made(self.builder.create_network(1 << int(flag)))
         parser = self.trt.module.OnnxParser(network, self.log)
         if not parser.parse(onnx_model):
             raise EngineError(self.failure(parse_problem([parser.get_error(i) for i in range(parser.num_errors)])))
@@ -179,19 +179,20 @@ class _Build:
         the profiling verbosity: more than layers' names costs latency.
         """
         module = self.trt.module
-        config = self.builder.create_builder_config()
+        config = self.made(self.builder.create_builder_config())
         config.progress_monitor = self.monitor
         config.max_aux_streams = 0  # two batches already run at once; more streams would only compete
         if self.trt.user_allocation:
             config.set_flag(module.BuilderFlag.REQUIRE_USER_ALLOCATION)
         if target is not None:
             config.num_compute_capabilities = 1
-            config.set_compute_capability(getattr(module.ComputeCapability, target.upper()), 0)
+            if not config.set_compute_capability(getattr(module.ComputeCapability, target.upper()), 0):
+                raise EngineError(self.failure(f"refuses the target {target}"))
         return config
 
     def add_profile(self, network: Any, config: Any, shape: Shape) -> None:
         """Add an optimization profile that allows `shape` and nothing else."""
-        profile = self.builder.create_optimization_profile()
+        profile = self.made(self.builder.create_optimization_profile())
         try:
             for name in (network.get_input(index).name for index in range(network.num_inputs)):
                 profile.set_shape(name, *[input_shape(name, shape)] * 3)  # the least, the best, the largest
@@ -200,6 +201,12 @@ class _Build:
             added = False
         if not added:
             raise EngineError(self.failure(f"refuses {shape}"))
+
+    def made(self, created: Any) -> Any:
+        """Return what TensorRT has created; raise if that is None."""
+        if created is None:
+            raise EngineError(self.failure("can't start a build"))
+        return created
 
     def failure(self, what: str) -> str:
         words = self.log.words()

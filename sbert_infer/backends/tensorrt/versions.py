@@ -14,6 +14,40 @@ three, except:
 The first row needs no code (the flag is always set, and ignored where it is always on); the others
 are fields of `TensorRT`. Not listed are features that were removed in 11 and are not used here:
 weak typing, implicit batches, calibrators, `supports_model`, `device_memory_size`.
+
+Calls fail in different ways, the same in all three (read in the sources of TensorRT 10.8 to 11.1's
+bindings; those of TensorRT-RTX are not public, but have the same signatures). The reason is in the
+log.
+
+| call                                                    | on failure                           |
+|---------------------------------------------------------|--------------------------------------|
+| `Builder`, `Runtime`, `OnnxParser`                      | raises TypeError, for a null pointer |
+| `Builder.create_network`                                | returns None                         |
+| `Builder.create_builder_config`                         | returns None                         |
+| `Builder.create_optimization_profile`                   | returns None                         |
+| `Builder.build_serialized_network`                      | returns None                         |
+| `OnnxParser.parse`                                      | returns False                        |
+| `INetworkDefinition.unmark_output`                      | returns None, as if it had worked    |
+| `IOptimizationProfile.set_shape`                        | raises RuntimeError                  |
+| `IBuilderConfig.add_optimization_profile`               | returns -1                           |
+| `IBuilderConfig.set_compute_capability`                 | returns False                        |
+| `IBuilderConfig.create_timing_cache`                    | returns None                         |
+| `IBuilderConfig.set_timing_cache`                       | returns False; None: TypeError       |
+| `IBuilderConfig.get_timing_cache`                       | returns None                         |
+| `Runtime.deserialize_cuda_engine`                       | returns None                         |
+| `ICudaEngine.get_tensor_name`                           | returns None                         |
+| `ICudaEngine.create_runtime_config`                     | returns None                         |
+| `ICudaEngine.create_execution_context`                  | returns None                         |
+| `IRuntimeConfig.create_runtime_cache`                   | returns None                         |
+| `IRuntimeConfig.set_runtime_cache`                      | returns False                        |
+| `IRuntimeCache.deserialize`                             | returns False                        |
+| `IRuntimeCache.serialize`                               | returns None                         |
+| `IExecutionContext.set_optimization_profile_async`      | raises RuntimeError                  |
+| `IExecutionContext.set_input_shape`                     | returns False                        |
+| `IExecutionContext.set_tensor_address`                  | returns False                        |
+| `IExecutionContext.infer_shapes`                        | raises RuntimeError, or returns names|
+| `IExecutionContext.set_device_memory`                   | returns None, as if it had worked    |
+| `IExecutionContext.execute_async_v3`                    | returns False                        |
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +14,16 @@ import pytest
 
 import sbert_infer
 from sbert_infer import EngineError
+from sbert_infer.backends.tensorrt import versions
 from sbert_infer.backends.tensorrt.versions import installed, load
 
 tensorrt_rtx: Any = pytest.importorskip("tensorrt_rtx")
 
 FOLDER = Path(sbert_infer.__file__).parent / "backends" / "tensorrt"
-SOURCES = [FOLDER / f"{name}.py" for name in ("backend", "build", "loaded_engine", "slot", "versions")]
+SOURCES = [
+    FOLDER / f"{name}.py"
+    for name in ("backend", "build", "loaded_engine", "network", "runtime_cache", "slot", "versions")
+]
 
 
 def test_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +68,9 @@ OBJECTS = {
     "parser": tensorrt_rtx.OnnxParser,
     "error": tensorrt_rtx.ParserError,
     "config": tensorrt_rtx.IBuilderConfig,
-    "shapes": tensorrt_rtx.IOptimizationProfile,
+    "profile": tensorrt_rtx.IOptimizationProfile,
+    "cache": tensorrt_rtx.ITimingCache,
+    "_cache": tensorrt_rtx.IRuntimeCache,
     "layer": tensorrt_rtx.ILayer,
     "tensor": tensorrt_rtx.ITensor,
     "engine": tensorrt_rtx.ICudaEngine,
@@ -70,15 +78,18 @@ OBJECTS = {
     "_runtime": tensorrt_rtx.Runtime,
     "context": tensorrt_rtx.IExecutionContext,
     "_context": tensorrt_rtx.IExecutionContext,
-    "strategies": tensorrt_rtx.CudaGraphStrategy,
+    "graphs": tensorrt_rtx.CudaGraphStrategy,
+    "kernels": tensorrt_rtx.DynamicShapesKernelSpecializationStrategy,
 }
 # Files in which these names stand for objects of our own, or of another class.
 OURS = {
     "slot.py": {"engine", "_engine"},
     "backend.py": {"engine"},
     "loaded_engine.py": {"config"},
+    "runtime_cache.py": {"config"},
 }
-RUNTIME_CONFIG = {"loaded_engine.py": {"config": tensorrt_rtx.IRuntimeConfig}}
+OUR_METHODS = {"enqueue", "capture"}  # of contexts of our own, in slot.py
+RUNTIME_CONFIG = {name: {"config": tensorrt_rtx.IRuntimeConfig} for name in ("loaded_engine.py", "runtime_cache.py")}
 
 
 def owner(node: ast.expr) -> str | None:
@@ -94,7 +105,7 @@ def used(path: Path) -> set[tuple[Any, str]]:
     real = {name: kind for name, kind in OBJECTS.items() if name not in ours} | others
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if not isinstance(node, ast.Attribute):
+        if not isinstance(node, ast.Attribute) or node.attr in OUR_METHODS or node.attr.startswith("__"):
             continue
         name = owner(node.value)
         if name in real:
@@ -108,13 +119,11 @@ def test_all_that_is_used_exists_in_the_real_module() -> None:
     names = set().union(*(used(path) for path in SOURCES))
     assert {attribute for _, attribute in names} >= {
         "parse", "set_shape", "build_serialized_network", "num_compute_capabilities", "deserialize_cuda_engine",
-        "create_execution_context", "device_memory_size_v2", "WHOLE_GRAPH_CAPTURE", "USER_MANAGED", "HALF",
+        "create_execution_context", "device_memory_size_v2", "WHOLE_GRAPH_CAPTURE", "USER_MANAGED", "EAGER",
         "set_device_memory", "execute_async_v3", "REQUIRE_USER_ALLOCATION", "get_tensor_profile_shape",
+        "set_runtime_cache", "serialize", "deserialize", "unmark_output", "MATRIX_MULTIPLY",
     }  # fmt: skip
-    missing = [
-        f"{kind.__name__}.{name}" for kind, name in names if not hasattr(kind, name) and not name.startswith("__")
-    ]
-    assert missing == []
+    assert [f"{kind.__name__}.{name}" for kind, name in names if not hasattr(kind, name)] == []
 
 
 def test_the_check_of_the_api_sees_a_name_that_is_not_there(tmp_path: Path) -> None:
@@ -122,3 +131,49 @@ def test_the_check_of_the_api_sees_a_name_that_is_not_there(tmp_path: Path) -> N
     gone = {(tensorrt_rtx.Builder, "build_engine"), (tensorrt_rtx.BuilderFlag, "FP16")}
     assert gone <= used(tmp_path / "tensorrt_x.py")
     assert not any(hasattr(kind, name) for kind, name in gone)
+
+
+# --------------------------------------------------------------------------------------------------
+# How its calls fail, by the table in versions.py
+
+
+def failures() -> dict[tuple[Any, str], str]:
+    """Return what each call of the table does when it fails."""
+    rows = re.findall(r"^\| `(\w+)\.(\w+)` +\| (.*?) *\|$", versions.__doc__ or "", re.MULTILINE)
+    return {(getattr(tensorrt_rtx, kind), name): what for kind, name, what in rows}
+
+
+def test_the_table_has_every_call_that_can_fail() -> None:
+    harmless = {"get_input", "get_output", "get_layer", "get_error", "node_operator", "node_name"}  # of what is there
+    harmless |= {"get_tensor_location", "get_tensor_dtype", "get_tensor_shape", "get_tensor_profile_shape"}
+    harmless |= {"set_flag", "set_execution_context_allocation_strategy", "serialize"}
+    names = set().union(*(used(path) for path in SOURCES))
+    calls = {
+        call for call in names if inspect.isclass(call[0]) and callable(getattr(*call)) and call[1] not in harmless
+    }
+    assert calls == {call for call in failures() if call[1] not in harmless}
+
+
+def test_the_table_agrees_with_the_signatures() -> None:
+    results = {"returns False": "bool", "returns -1": "int", "returns None, as if": "None"}
+    for (kind, name), what in failures().items():
+        for words, result in results.items():
+            if what.startswith(words):
+                assert f"-> {result}" in getattr(kind, name).__doc__, name
+
+
+def test_how_the_real_builder_fails() -> None:
+    log = load("tensorrt_rtx").log
+    builder = tensorrt_rtx.Builder(log)
+    network, config = builder.create_network(1), builder.create_builder_config()
+    profile = builder.create_optimization_profile()
+    assert tensorrt_rtx.OnnxParser(network, log).parse(b"no model") is False
+    network.add_input("x", tensorrt_rtx.int64, (-1, 4))
+    assert builder.build_serialized_network(network, config) is None
+    with pytest.raises(RuntimeError, match="Shape provided for min"):
+        profile.set_shape("x", (-1, 4), (1, 4), (1, 4))
+    with pytest.raises(TypeError):
+        tensorrt_rtx.OnnxParser(None, log)
+    assert config.set_compute_capability(tensorrt_rtx.ComputeCapability.SM89, 5) is False
+    assert network.get_output(0) is None
+    log.words()
