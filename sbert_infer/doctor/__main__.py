@@ -2,4 +2,5 @@
 
 from sbert_infer.doctor.cli import main
 
-main(prog_name="sbert-doctor")
+if __name__ == "__main__":
+    main(prog_name="sbert-doctor")
