@@ -38,7 +38,7 @@ def assumptions(host: HostCosts, cores: int, slots: int) -> Iterator[str]:
     batch = f"{host.make_s * 1e9:.1f} ns a token to make it, {host.take_s * 1e9:.2f} ns a number to take its vectors"
     yield f"in Python, for a batch: {host.batch_s * 1e6:.0f} us, {batch}"
     pieces = f"in {host.pieces} pieces" if host.pieces > 1 else "whole"
-    yield f"{host.calls} CUDA calls of {host.call_s * 1e6:.0f} us a batch; windows of texts are tokenized {pieces}"
+    yield f"windows of texts are tokenized {pieces}"
 
 
 def _row(gpu: Gpu, name: str, work: Work, host: HostCosts, cores: int, slots: int) -> list[str]:
