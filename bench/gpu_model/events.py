@@ -18,8 +18,9 @@ from itertools import count
 class Resource:
     """What one actor at a time can use; others wait in line.
 
-    With `turn_s`, whoever uses it is interrupted that long after the first other actor has come to
-    wait, and goes to the end of the line: so does Python with its interpreter lock.
+    With `turn_s`, it is a lock such as Python's: whoever has it keeps it from one use to the next,
+    but is interrupted that long after the first other actor has come to wait, and goes to the end
+    of the line.
     """
 
     name: str
@@ -28,6 +29,12 @@ class Resource:
     line: deque[tuple[Use, Actor]] = field(default_factory=deque)
     using: tuple[Use, Actor] | None = None
     since: float = 0.0
+    turn: int = 0  # how often it has passed from one actor to another
+
+    @property
+    def is_lock(self) -> bool:
+        """Whether it is kept from one use to the next."""
+        return self.turn_s < math.inf
 
     @property
     def busy_s(self) -> float:
@@ -95,50 +102,65 @@ class Events:
 
     def _go_on(self, actor: Actor) -> None:
         self._last = self.now
-        wanted = next(actor, None)
+        self._want(next(actor, None), actor)
+
+    def _want(self, wanted: Use | Flag | None, actor: Actor) -> None:
         if isinstance(wanted, Use):
             self._ask(wanted, actor)
-        elif wanted is not None and wanted.raised:
-            self.start(actor)
         elif wanted is not None:
-            wanted.waiting.append(actor)
+            self._wait(wanted, actor)
+
+    def _wait(self, flag: Flag, actor: Actor) -> None:
+        if flag.raised:
+            self.start(actor)
+        else:
+            flag.waiting.append(actor)
 
     def _ask(self, use: Use, actor: Actor) -> None:
         resource = use.resource
         resource.line.append((use, actor))
         if resource.using is None:
-            self._begin(resource)
+            self._pass_on(resource)
         elif len(resource.line) == 1:
             self._plan_turn(resource)
 
-    def _begin(self, resource: Resource) -> None:
+    def _pass_on(self, resource: Resource) -> None:
+        """Give a resource to the next in line."""
         resource.using = None
-        if not resource.line:
-            return
-        resource.using, resource.since = resource.line.popleft(), self.now
-        begun, since = resource.using, self.now
-        self._plan(self.now + begun[0].seconds, lambda: self._end(resource, begun, since))
+        resource.turn += 1
         if resource.line:
-            self._plan_turn(resource)
+            self._begin(resource, *resource.line.popleft())
+            if resource.line:
+                self._plan_turn(resource)
 
-    def _end(self, resource: Resource, begun: tuple[Use, Actor], since: float) -> None:
-        if (resource.using, resource.since) == (begun, since):  # else it was interrupted meanwhile
-            self._note(resource, begun[0])
-            self._begin(resource)
-            self._go_on(begun[1])
+    def _begin(self, resource: Resource, use: Use, actor: Actor) -> None:
+        resource.using, resource.since = (use, actor), self.now
+        self._plan(self.now + use.seconds, lambda: self._end(resource, use, actor))
+
+    def _end(self, resource: Resource, use: Use, actor: Actor) -> None:
+        if resource.using is None or resource.using[0] is not use:
+            return  # it was interrupted meanwhile
+        self._note(resource, use)
+        self._last = self.now
+        wanted = next(actor, None)
+        if resource.is_lock and isinstance(wanted, Use) and wanted.resource is resource:
+            self._begin(resource, wanted, actor)
+        else:
+            self._pass_on(resource)
+            self._want(wanted, actor)
 
     def _plan_turn(self, resource: Resource) -> None:
-        if resource.turn_s < math.inf:
-            begun, since = resource.using, resource.since
-            self._plan(self.now + resource.turn_s, lambda: self._turn(resource, begun, since))
+        if resource.is_lock:
+            turn = resource.turn
+            self._plan(self.now + resource.turn_s, lambda: self._interrupt(resource, turn))
 
-    def _turn(self, resource: Resource, begun: tuple[Use, Actor] | None, since: float) -> None:
-        if begun is not None and (resource.using, resource.since) == (begun, since):
-            use, actor = begun
+    def _interrupt(self, resource: Resource, turn: int) -> None:
+        if resource.turn == turn and resource.using is not None:
+            use, actor = resource.using
             self._note(resource, use)
-            left = max(0.0, use.seconds - (self.now - since))
+            left = max(0.0, use.seconds - (self.now - resource.since))
             resource.line.append((Use(resource, left, use.what), actor))
-            self._begin(resource)
+            self._pass_on(resource)
 
     def _note(self, resource: Resource, use: Use) -> None:
         if self.now > resource.since:

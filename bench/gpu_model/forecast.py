@@ -27,7 +27,7 @@ _TOKENS_PER_WORD, _SPECIAL_TOKENS = 1.32, 2
 # What may keep a GPU waiting -> the costs of a window, and of its batches.
 _LIMITS = {
     "tokenizing": (["tokenize_s"], []),
-    "Python": (["collect_s", "plan_s", "gather_s"], ["make_s", "take_s", "call_s"]),
+    "Python": (["collect_s", "plan_s", "gather_s"], ["make_s", "take_s"]),
     "PCIe": ([], ["copy_in_s", "copy_out_s"]),
 }
 
@@ -111,7 +111,7 @@ def lone_text_s(model: Model, gpu: Gpu, host: HostCosts, tokens: int = 16) -> fl
     costs = _batch_costs(model, pack_rows(lengths, shapes, model.hidden)[0], gpu, host)
     before = host.collect_text_s + tokens * (host.tokenize_s + host.collect_s) + host.plan_s
     on_gpu = costs.copy_in_s + costs.run_s + costs.copy_out_s
-    return before + costs.make_s + costs.calls * costs.call_s + on_gpu + costs.take_s
+    return before + costs.make_s + on_gpu + costs.take_s
 
 
 def bottleneck(windows: Sequence[WindowCosts], gpu_busy: float, slots: int = SLOTS) -> str:
@@ -127,7 +127,7 @@ def bottleneck(windows: Sequence[WindowCosts], gpu_busy: float, slots: int = SLO
 
 def _free(window: WindowCosts, own: Sequence[str], of_batches: Sequence[str]) -> WindowCosts:
     """Return the costs without some of the window's own and some of its batches'."""
-    batches = tuple(replace(batch, **dict.fromkeys(of_batches, 0.0)) for batch in window.batches)  # type: ignore[arg-type]
+    batches = tuple(replace(batch, **dict.fromkeys(of_batches, 0.0)) for batch in window.batches)
     return replace(window, **dict.fromkeys(own, 0.0), batches=batches)  # type: ignore[arg-type]
 
 
@@ -138,8 +138,6 @@ def _batch_costs(model: Model, batch: PackedRows, gpu: Gpu, host: HostCosts) -> 
         run_s=model.run_s(batch.shape, gpu),
         copy_out_s=model.copy_out_s(batch.shape, gpu),
         take_s=host.take_s * len(batch.texts) * model.hidden,
-        calls=host.calls,
-        call_s=host.call_s,
     )
 
 

@@ -32,9 +32,7 @@ class HostCosts:
     make_s: float = 5e-9  # per token that runs, in Python: the arrays of a batch, in page-locked memory
     take_s: float = 0.5e-9  # per number of a vector, in Python: to its place in the window
     gather_s: float = 0.1e-9  # per number of a vector, in Python: from the window to the result
-    batch_s: float = 50e-6  # per batch, in Python: threads, futures, small arrays. Assumed
-    calls: int = 9  # CUDA calls per batch: device, five inputs, graph, output, event
-    call_s: float = 5e-6  # each, in Python. Assumed
+    batch_s: float = 100e-6  # per batch, in Python: futures, small arrays, nine CUDA calls. Assumed
     pieces: int = 1  # in which a window's texts are tokenized
 
 

@@ -2,8 +2,9 @@
 
 The calling thread tokenizes windows of texts. A worker for each slot of the GPU makes a batch,
 copies it to page-locked memory, queues copy, run and copy on the slot's stream, waits, and takes
-the vectors. Python's interpreter lock is a resource like the others: a CUDA call gives it up, and
-waits to have it back.
+the vectors. Python's interpreter lock is a resource like the others: a worker gives it up while it
+waits for the GPU. It is taken to keep it during short CUDA calls, which give it up as well, but end
+before another thread wakes up.
 """
 
 from __future__ import annotations
@@ -22,13 +23,11 @@ SWITCH_INTERVAL_S = 5e-3
 class BatchCosts:
     """Seconds of each stage of a batch."""
 
-    make_s: float  # in Python
+    make_s: float  # in Python, with the CUDA calls that queue its work
     copy_in_s: float
     run_s: float
     copy_out_s: float
     take_s: float  # in Python
-    calls: int = 0  # CUDA calls, each of which gives up Python's lock
-    call_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -128,8 +127,6 @@ class _Pipeline:
 
     def _run(self, name: str, batch: BatchCosts) -> Iterator[Use | Flag]:
         yield Use(self.python, batch.make_s, name)
-        for _ in range(batch.calls):
-            yield Use(self.python, batch.call_s, name)
         yield Use(self.copy_in, batch.copy_in_s, name)
         yield Use(self.gpu, batch.run_s, name)
         yield Use(self.copy_out, batch.copy_out_s, name)

@@ -34,9 +34,11 @@ def assumptions(host: HostCosts, cores: int, slots: int) -> Iterator[str]:
     """Yield what the table was computed with, a line each."""
     yield f"{cores} cores for tokenizing, {host.tokenize_s * 1e6:.2f} us a token; {slots} slots"
     python = f"{host.collect_text_s * 1e6:.2f} us a text and {host.collect_s * 1e9:.0f} ns a token to collect ids"
-    yield f"in Python: {python}, {host.plan_s * 1e6:.1f} us a row to plan, {host.make_s * 1e9:.1f} ns a token to make"
-    yield f"batches, {host.take_s * 1e9:.2f} ns a number to take vectors, {host.batch_s * 1e6:.0f} us a batch"
-    yield f"{host.calls} CUDA calls of {host.call_s * 1e6:.0f} us a batch; windows tokenized in {host.pieces} pieces"
+    yield f"in Python: {python}, {host.plan_s * 1e6:.1f} us a row to plan batches"
+    batch = f"{host.make_s * 1e9:.1f} ns a token to make it, {host.take_s * 1e9:.2f} ns a number to take its vectors"
+    yield f"in Python, for a batch: {host.batch_s * 1e6:.0f} us, {batch}"
+    pieces = f"in {host.pieces} pieces" if host.pieces > 1 else "whole"
+    yield f"windows of texts are tokenized {pieces}"
 
 
 def _row(gpu: Gpu, name: str, work: Work, host: HostCosts, cores: int, slots: int) -> list[str]:

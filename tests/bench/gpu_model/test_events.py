@@ -48,6 +48,30 @@ def test_two_that_hold_a_lock_for_long_take_turns() -> None:
     ]
 
 
+def test_a_lock_is_kept_from_one_use_to_the_next() -> None:
+    """But no longer than its turn: the interval counts from when the other came to wait."""
+    events, lock, machine = Events(), Resource("lock", turn_s=5), Resource("machine")
+
+    def keeping() -> Actor:
+        yield Use(lock, 2, "first")
+        yield Use(lock, 2, "second")
+        yield Use(machine, 10, "machine")
+        yield Use(lock, 4, "third")
+        yield Use(lock, 4, "fourth")
+
+    def waiting(seconds: float) -> Actor:
+        yield Use(lock, seconds, "other")
+
+    events.start(keeping())
+    events.start(waiting(1), at=1)
+    events.start(waiting(1), at=15)
+    events.run()
+    assert [(use.what, use.start, use.end) for use in lock.intervals] == [
+        *[("first", 0, 2), ("second", 2, 4), ("other", 4, 5)],
+        *[("third", 14, 18), ("fourth", 18, 20), ("other", 20, 21), ("fourth", 21, 23)],
+    ]
+
+
 @pytest.mark.parametrize("raised_at", [0, 3])
 def test_a_flag_is_waited_for_however_early_it_was_raised(raised_at: int) -> None:
     events, machine, flag = Events(), Resource("machine"), Flag()

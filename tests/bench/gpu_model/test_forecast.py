@@ -16,6 +16,7 @@ from sbert_infer.bench.gpu_model.roofline import GPUS, MODELS, Gpu
 from sbert_infer.text.packing import Packer
 from sbert_infer.text.shapes import choose_shapes
 from sbert_infer.text.tokenizer import Tokenizer
+from tests.repository.sources import ROOT
 
 MANY = 96  # cores
 SLOW = {"T4", "L4", "A10"}
@@ -96,6 +97,19 @@ def test_the_command_prints_a_table() -> None:
     assert row.startswith("| L4 | MiniLM-L6 | short | ")
     assert "Computed, not run on a GPU. Assumed:" in rest
     assert "- 4 cores for tokenizing, 1.00 us a token; 2 slots" in rest
+
+
+def test_the_documented_table_is_what_the_command_prints(works: dict[tuple[str, str], Work]) -> None:
+    """Within a tenth, so that a small change of the planner does not count as a new table."""
+    text = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    documented = {tuple(row[:3]): float(row[3].replace(",", "")) for row in cells if row[0] in GPUS}
+    computed = {
+        (gpu.name, model, kind): forecast(work, gpu, HostCosts(), cores=8).texts_per_s
+        for gpu in GPUS.values()
+        for (model, kind), work in works.items()
+    }
+    assert documented == pytest.approx(computed, rel=0.1)
 
 
 def test_costs_are_measured(minilm_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,6 @@ ON_GPU = BATCH.copy_in_s + BATCH.run_s + BATCH.copy_out_s
 def test_one_slot_takes_the_sum_of_all_parts() -> None:
     trace = simulate([WINDOW], slots=1)
     assert trace.seconds == BEFORE + 6 * (PYTHON + ON_GPU) + WINDOW.gather_s
-    calls = replace(WINDOW, batches=(replace(BATCH, calls=4, call_s=0.25),) * 6)
-    assert simulate([calls], slots=1).seconds == trace.seconds + 6
 
 
 def test_two_slots_hide_all_but_the_gpu() -> None:
@@ -51,14 +49,13 @@ def test_the_next_window_is_tokenized_while_this_one_runs() -> None:
 def test_workers_wait_for_python_while_ids_are_collected() -> None:
     """The calling thread gives up the lock once in a switch interval, or after each piece."""
     window = replace(WINDOW, tokenize_s=10, collect_s=40)
-    whole = simulate([window] * 10, switch_interval_s=5).busy("gpu")
-    pieces = simulate([replace(window, pieces=20)] * 10, switch_interval_s=5).busy("gpu")
-    assert whole < 0.85
-    assert pieces > whole + 0.05
+    whole = simulate([window] * 10, switch_interval_s=20).busy("gpu")
+    assert simulate([window] * 10, switch_interval_s=5).busy("gpu") > whole + 0.05
+    assert simulate([replace(window, pieces=20)] * 10, switch_interval_s=20).busy("gpu") > whole + 0.05
 
 
 SECONDS = st.floats(0, 1e3, allow_subnormal=False).map(lambda seconds: round(seconds, 2))
-BATCHES = st.builds(BatchCosts, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS, st.integers(0, 3), SECONDS)
+BATCHES = st.builds(BatchCosts, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS)
 WINDOWS = st.builds(
     WindowCosts, SECONDS, SECONDS, SECONDS, SECONDS, st.lists(BATCHES, max_size=5).map(tuple), st.integers(1, 3)
 )
@@ -71,7 +68,7 @@ def test_rules_of_every_run(windows: list[WindowCosts], slots: int, ahead: int, 
     totals = {
         "tokenizer": sum(window.tokenize_s for window in windows),
         "python": sum(w.collect_s + w.plan_s + w.gather_s for w in windows)
-        + sum(batch.make_s + batch.calls * batch.call_s + batch.take_s for batch in batches.values()),
+        + sum(batch.make_s + batch.take_s for batch in batches.values()),
         "copy in": sum(batch.copy_in_s for batch in batches.values()),
         "gpu": sum(batch.run_s for batch in batches.values()),
         "copy out": sum(batch.copy_out_s for batch in batches.values()),
