@@ -1,27 +1,17 @@
 """The CPU graph of a plan: fused for onnxruntime, with its weights in the FP16 model's file.
 
-    model.onnx   ...| name | FP16 bytes |...| name | FP16 bytes |...
+    model.onnx   ...| name | FP16 bytes |...
     cpu.onnx               ^ offset, length -> Cast to FP32 -> MatMul
 
-Its large constants are ONNX external data: each names a range of bytes in the file beside it, which
-is an ONNX model itself. onnxruntime widens them to FP32 once, while it loads the graph.
+onnxruntime widens them to FP32 once, while it loads the graph.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
-
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
-from sbert_infer.artifact.plan_file import MODEL
-from sbert_infer.artifact.protobuf import fields
-
-Array = npt.NDArray[np.generic]
-
-_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers of ModelProto, GraphProto, TensorProto
+from sbert_infer.export.precision.borrowed_weights import Lender
 
 
 def make_cpu_graph(fused: ir.Model, half_model: bytes) -> bytes:
@@ -30,45 +20,15 @@ def make_cpu_graph(fused: ir.Model, half_model: bytes) -> bytes:
     Matrices that it lacks are kept inline in FP16, biases and norms, which are small, in FP32.
     `fused` itself is changed.
     """
-    stored = {_digest(data): (offset, len(data)) for offset, data in _raw_data(half_model)}
+    lender = Lender(half_model)
     for value in list(fused.graph.initializers.values()):
         if value.const_value is None or value.dtype != ir.DataType.FLOAT or len(value.const_value.shape) < 2:
             continue
-        array = np.ascontiguousarray(value.const_value.numpy())
+        array = value.const_value.numpy()
         # The modules after pooling are FP32 in the FP16 model as well.
-        narrow = array if _digest(array) in stored else array.astype(np.float16)
-        place = stored.get(_digest(narrow))
-        _replace(fused.graph, value, _external(narrow, place) if place else ir.tensor(narrow))
+        _replace(fused.graph, value, lender.borrow(array if lender.has(array) else array.astype(np.float16)))
     serialized: bytes = ir.to_proto(fused).SerializeToString()
     return serialized
-
-
-def _digest(data: Array | memoryview) -> bytes:
-    return hashlib.sha256(data.data if isinstance(data, np.ndarray) else data).digest()
-
-
-def _raw_data(model: bytes) -> Iterator[tuple[int, memoryview]]:
-    """Offset and bytes of each of the graph's constants in the serialized `model`."""
-    whole = memoryview(model)
-    for graph in _children(whole, _GRAPH):
-        for tensor in _children(graph, _INITIALIZER):
-            for data in _children(tensor, _RAW_DATA):
-                if len(data):
-                    yield _address(data) - _address(whole), data
-
-
-def _children(message: memoryview, number: int) -> Iterator[memoryview]:
-    return (content for found, content in fields(message) if found == number)
-
-
-def _address(data: memoryview) -> int:
-    return np.frombuffer(data, np.uint8).ctypes.data
-
-
-def _external(array: Array, place: tuple[int, int]) -> ir.ExternalTensor:
-    """`array` as a range of bytes, (offset, length), of the FP16 model's file."""
-    dtype = ir.DataType.from_numpy(array.dtype)
-    return ir.ExternalTensor(MODEL, *place, dtype, shape=ir.Shape(array.shape), name="")
 
 
 def _replace(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol) -> None:
