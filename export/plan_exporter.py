@@ -1,4 +1,4 @@
-"""The writer of plans: an FP16 graph, one for CPUs on the same weights, and TensorRT engines."""
+"""The writer of plans: an FP16 graph, two of onnxruntime on its weights, and TensorRT engines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from sbert_infer._util.files import staged
 from sbert_infer.artifact.manifest import Manifest
-from sbert_infer.artifact.plan_file import EngineFile, write_plan
+from sbert_infer.artifact.plan_file import MODEL, EngineFile, write_plan
 from sbert_infer.artifact.profiles import Profile, make_profiles
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.build import targets
@@ -24,8 +24,11 @@ from sbert_infer.errors import ExportError
 from sbert_infer.export.families.sentence import SentenceEncoder
 from sbert_infer.export.graph.cpu_rewrites import tune
 from sbert_infer.export.graph.fuse import count_fused
+from sbert_infer.export.graph.trace import convert
 from sbert_infer.export.options import ExportOptions, Progress, Step
+from sbert_infer.export.precision.borrowed_weights import inline_weights
 from sbert_infer.export.precision.cpu_graph import make_cpu_graph
+from sbert_infer.export.precision.cuda_graph import make_cuda_graph
 from sbert_infer.export.precision.fp16 import to_half
 from sbert_infer.export.precision.fp16_range import refuse_overflow
 from sbert_infer.export.verify.candidate import EngineCandidate, GraphCandidate, open_half
@@ -40,6 +43,7 @@ _SOME = 512  # of the user's texts are run to find overflows, besides the probe 
 class _Graphs:
     model: bytes
     cpu: bytes
+    cuda: bytes
     fusion: dict[str, int]
     profiles: tuple[Profile, ...]
 
@@ -66,6 +70,7 @@ class PlanWriter:
                     model.tokenizer_json,
                     model=graphs.model,
                     cpu_graph=graphs.cpu,
+                    cuda_graph=graphs.cuda,
                     engines=engines,
                     profiles=graphs.profiles,
                     pooling=self._options.pooling,
@@ -81,22 +86,27 @@ class PlanWriter:
         with self._step("range", "of weights and activations, for FP16", 0), refuse_overflow(reference):
             reference.encode(options.calibration[:: max(1, len(options.calibration) // _SOME)])
             _ = model.expected  # runs the reference on the probes, which are watched as well
-        with self._step("convert", "fp16 in standard operators, and a graph fused for CPUs", 0):
+        with self._step("convert", "fp16 in standard operators, and graphs fused for CPUs and CUDA", 0):
             half = to_half(reference, token_output=options.pooling == "kernel")
             _check_size(half, model.checkpoint.name)
             content = ir.to_proto(half).SerializeToString()
             fused = model.trace()
             fusion = asdict(count_fused(fused, reference.layers, reference.gelu_layers))
             cpu = make_cpu_graph(tune(fused), content)
+            cuda_graph = make_cuda_graph(convert(reference, token_output=True, cuda=True), content)
             profiles = make_profiles(_lengths(model, options), model.draft.max_length, options.max_batch_tokens)
-        return _Graphs(content, cpu, fusion, profiles)
+        return _Graphs(content, cpu, cuda_graph, fusion, profiles)
 
     def _certify_graph(self, model: SentenceEncoder, graphs: _Graphs) -> Certificate:
-        """Compare the FP16 graph, its rounding emulated, before engines are built from it."""
+        """Compare the FP16 graphs, their rounding emulated, before engines are built from one."""
         probes = len(model.probes)
-        with self._step("verify", f"{probes} {model.unit} against eager PyTorch", 2 * probes) as progress:
-            candidate = GraphCandidate(open_half(graphs.model), model.reference)
-            return compare(candidate, model.expected, self._threshold, progress)
+        with self._step("verify", f"{probes} {model.unit} against eager PyTorch", 4 * probes) as progress:
+            cuda_graph = inline_weights(graphs.cuda, {MODEL: graphs.model}).SerializeToString()
+            found = [
+                compare(GraphCandidate(open_half(graph), model.reference), model.expected, self._threshold, progress)
+                for graph in (cuda_graph, graphs.model)
+            ]
+        return found[-1]
 
     def _build_engines(self, graphs: _Graphs) -> dict[EngineFile, bytes]:
         engines = {}

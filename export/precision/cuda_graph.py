@@ -13,7 +13,8 @@ The norms are FP16 operators that sum in FP32: `LayerNormalization` always did
 and before that in the strict mode that the runtime asks for
 (contrib_ops/cuda/bert/skip_layer_norm.cc). So does attention in its softmax. BiasGelu, Gelu,
 FastGelu, SkipSimplifiedLayerNormalization and GroupQueryAttention have FP16 kernels as well
-(docs/OperatorKernels.md); what the graph for CPUs has of its own, a branch without a mask and
+(docs/OperatorKernels.md), and so has everything else but `ArgMax` of the mask, which finds the token
+of CLS pooling on the CPU. What the graph for CPUs has of its own, a branch without a mask and
 biases in `Gemm`, is left out.
 """
 
@@ -58,6 +59,7 @@ class _Converter:
         graph.outputs.remove(tokens)
 
     def convert(self) -> None:
+        """Convert the whole graph, once."""
         for node in list(self._graph):
             narrow = node in self._encoder and self._is_narrow(node)
             for index, value in enumerate(node.inputs):
@@ -67,9 +69,9 @@ class _Converter:
                 if output.dtype == FLOAT:
                     output.dtype = HALF
                     self._narrow.add(output)
-        for index, value in enumerate(self._graph.outputs):
-            if value in self._narrow:  # of a model without pooling
-                self._graph.outputs[index] = self._as(value, FLOAT)
+        for value in self._graph.initializers.values():  # what follows pooling is FP32 in the FP16 model as well
+            if value.dtype == FLOAT and value.const_value is not None and len(value.const_value.shape) > 1:
+                value.const_value = self._lender.borrow(value.const_value.numpy())
 
     def _is_narrow(self, node: ir.Node) -> bool:
         if node.op_type in _WIDE:

@@ -2,8 +2,9 @@
 
     manifest.json      the model, the TensorRT engines, and size and sha256 of every other member
     tokenizer.json
-    model.onnx         FP16 weights, standard operators: for TensorRT, and for onnxruntime on a GPU
+    model.onnx         FP16 weights, standard operators: for TensorRT
     cpu.onnx           the graph for CPUs, which uses the weights in model.onnx, widened on opening
+    cuda.onnx          the graph for onnxruntime on a GPU, which uses the weights in model.onnx
     engines/...        TensorRT engines, if any, named by runtime, version and GPU
 
 The zip's comment holds the sha256 of manifest.json, so every member is checked before it is used.
@@ -28,6 +29,7 @@ from sbert_infer.errors import ArtifactError, CorruptError, VersionError
 PLAN_VERSION = 1
 MAGIC = b"PK\x03\x04"
 MANIFEST, TOKENIZER, MODEL, CPU_GRAPH = "manifest.json", "tokenizer.json", "model.onnx", "cpu.onnx"
+CUDA_GRAPH = "cuda.onnx"
 
 _DAWN_OF_ZIP = (1980, 1, 1, 0, 0, 0)  # date of every member, so that the same content gives the same bytes
 
@@ -84,12 +86,15 @@ def write_plan(
     *,
     model: bytes,
     cpu_graph: bytes,
+    cuda_graph: bytes | None = None,
     engines: Mapping[EngineFile, bytes],
     profiles: Sequence[Profile],
     pooling: str,
 ) -> None:
     """Write a plan to an open, empty file."""
     members = {TOKENIZER: tokenizer_json.encode(), MODEL: model, CPU_GRAPH: cpu_graph}
+    if cuda_graph is not None:
+        members[CUDA_GRAPH] = cuda_graph
     members |= {engine.name: content for engine, content in engines.items()}
     head = {
         "plan_version": PLAN_VERSION,

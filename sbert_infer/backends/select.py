@@ -24,7 +24,7 @@ from sbert_infer.backends.base import Backend
 from sbert_infer.backends.devices import Device, gpu_indices
 from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
 from sbert_infer.backends.onnxruntime_cuda import OnnxCudaBackend
-from sbert_infer.backends.onnxruntime_session import FileModel, PlanModel
+from sbert_infer.backends.onnxruntime_session import FileModel, PlanModel, cuda_model
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.backend import TensorRTBackend
 from sbert_infer.backends.tensorrt.build import BUILD_VERSION
@@ -97,7 +97,7 @@ def _on_gpu(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tuple
     except EngineError as error:
         why = str(error)
     try:
-        return _onnxruntime_cuda(PlanModel(plan, MODEL), gpus, options), why
+        return _onnxruntime_cuda(cuda_model(plan), gpus, options), why
     except EngineError as error:
         return None, f"{why}; {error}"
 
@@ -161,8 +161,6 @@ def _pooler(plan: Plan) -> KernelPooler | None:
 
 def _onnxruntime_cuda(model: FileModel | PlanModel, gpus: tuple[int, ...], options: BackendOptions) -> Backend:
     _refuse_cpu_options(options)
-    if isinstance(model, PlanModel) and model.plan.pooling != "graph":
-        raise EngineError("onnxruntime needs the pooling in the graph, not in a kernel")
     return OnnxCudaBackend(model, gpus, max_batch_tokens=options.max_batch_tokens)
 
 
