@@ -13,9 +13,9 @@ The norms are FP16 operators that sum in FP32: `LayerNormalization` always did
 and before that in the strict mode that the runtime asks for
 (contrib_ops/cuda/bert/skip_layer_norm.cc). So does attention in its softmax. BiasGelu, Gelu,
 FastGelu, SkipSimplifiedLayerNormalization and GroupQueryAttention have FP16 kernels as well
-(docs/OperatorKernels.md), and so has everything else but `ArgMax` of the mask, which finds the token
-of CLS pooling on the CPU. What the graph for CPUs has of its own, a branch without a mask and
-biases in `Gemm`, is left out.
+(docs/OperatorKernels.md), and so has all else but `ArgMax` of the mask, which finds the token of
+CLS pooling on the CPU. What the graph for CPUs has of its own, a branch without a mask and biases
+in `Gemm`, is left out.
 """
 
 from __future__ import annotations

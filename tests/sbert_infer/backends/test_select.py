@@ -234,7 +234,7 @@ def test_a_kernel_that_is_not_installed_is_noticed_on_opening(
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     text, (warning,) = opened(make_plan(FITS, pooling="kernel"))
-    assert text == "onnxruntime on CPU"
+    assert text == "onnxruntime on [0]"  # whose graph has the pooling inside
     assert "triton is missing: pip install" in warning
     with pytest.raises(EngineError, match="triton is missing"):
         opened(make_plan(FITS, pooling="kernel"), strict=True)
@@ -264,7 +264,7 @@ def test_onnxruntime_on_the_gpu(machine: Machine, make_plan: Callable[..., Plan]
     text, (warning,) = opened(plan)
     assert text == "onnxruntime on [0]"
     assert "TensorRT is not installed" in warning
-    assert opened(make_plan(pooling="kernel"))[0] == "onnxruntime on CPU"
+    assert opened(make_plan(pooling="kernel"))[0] == "onnxruntime on [0]"
 
 
 def test_the_cpu_last(machine: Machine, make_plan: Callable[..., Plan]) -> None:
