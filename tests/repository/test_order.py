@@ -33,7 +33,8 @@ ORDERS = {
         < plan_exporter, exporter | report | triton_server < cli
     """,
     "sbert_infer.bench": """
-        inside | errors, stats, workloads < contest < report, console < quality | load < session < cli | demo
+        inside | errors, stats, workloads < contest < report, console < quality | load < session
+        < cli | demo | base_model
     """,
 }
 
