@@ -1,4 +1,4 @@
-"""Who takes part on a GPU. There is none here: nobody is loaded on one, and no speed is measured."""
+"""Who takes part on a GPU. There is none here: nobody is loaded on one, and nothing is timed."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ from tests.models.checkpoints import TEXTS
 KNOWN = {"model": "here", "checkpoint": "here"}
 KERNEL, GRAPH = (f"sbert-infer fp16, TensorRT, pooling in the {place}" for place in ("kernel", "graph"))
 WITHOUT = "sbert-infer fp16, onnxruntime"
+
+
+@pytest.fixture
+def small_onnx(export_checkpoint: Callable[..., Path]) -> Path:
+    return export_checkpoint("bert")
+
+
+@pytest.fixture
+def small_plan(export_checkpoint: Callable[..., Path]) -> Path:
+    return export_checkpoint("bert", fp16=True)
 
 
 @pytest.fixture
