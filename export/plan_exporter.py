@@ -1,4 +1,4 @@
-"""The writer of plans: a graph in 16 bits for packed rows, one for CPUs, and TensorRT engines."""
+"""The writer of plans: a graph of packed rows, two for onnxruntime, and TensorRT engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from sbert_infer._util.files import staged
 from sbert_infer.artifact.manifest import SENTENCE, TOKENS, Manifest
-from sbert_infer.artifact.plan_file import EngineFile, PackedRowsModel, write_plan
+from sbert_infer.artifact.plan_file import MODEL, EngineFile, PackedRowsModel, write_plan
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.build import check_bf16, targets
 from sbert_infer.backends.tensorrt.build_cache import build
@@ -25,11 +25,14 @@ from sbert_infer.errors import ExportError
 from sbert_infer.export.families.sentence import SentenceEncoder
 from sbert_infer.export.graph.cpu_rewrites import tune
 from sbert_infer.export.graph.fuse import count_fused
+from sbert_infer.export.graph.trace import convert
 from sbert_infer.export.options import ExportOptions, Progress, Step
+from sbert_infer.export.precision.borrowed_weights import inline_weights
 from sbert_infer.export.precision.cpu_graph import make_cpu_graph
+from sbert_infer.export.precision.cuda_graph import make_cuda_graph
 from sbert_infer.export.precision.fp16 import to_half
 from sbert_infer.export.precision.fp16_range import refuse_overflow
-from sbert_infer.export.verify.candidate import EngineCandidate, open_half
+from sbert_infer.export.verify.candidate import Candidate, EngineCandidate, GraphCandidate, open_half
 from sbert_infer.export.verify.packed_candidate import PackedCandidate, can_pack
 from sbert_infer.export.verify.parity import MIN_COSINE, Certificate, Expected, compare, refusing_failures
 from sbert_infer.export.write import MAX_PROTOBUF_BYTES, check_free, weight_bytes
@@ -90,7 +93,7 @@ class PlanWriter:
             with self._step("range", "of weights and activations, for FP16", 0), refuse_overflow(reference):
                 reference.encode(options.calibration[:: max(1, len(options.calibration) // _SOME)])
                 _ = model.expected  # runs the reference on the probes, which are watched as well
-        with self._step("convert", f"{options.precision} in standard operators, and a graph fused for CPUs", 0):
+        with self._step("convert", f"{options.precision} in standard operators, and graphs fused for onnxruntime", 0):
             half = to_half(reference, torch.bfloat16 if options.bf16 else torch.float16)
             _check_size(half, model.checkpoint.name)
             inputs = tuple(str(value.name) for value in half.graph.inputs)
@@ -99,18 +102,26 @@ class PlanWriter:
             fusion = asdict(count_fused(fused, reference.layers, reference.gelu_layers))
             dtype = ir.DataType.BFLOAT16 if options.bf16 else ir.DataType.FLOAT16
             cpu = make_cpu_graph(tune(fused), content, dtype)
-        return _Graphs(content, inputs, cpu, None, fusion)
+            cuda_graph = (
+                None if options.bf16 else make_cuda_graph(convert(reference, token_output=True, cuda=True), content)
+            )
+        return _Graphs(content, inputs, cpu, cuda_graph, fusion)
 
     def _certify_graph(self, model: SentenceEncoder, graphs: _Graphs) -> tuple[PackedRowsModel, Certificate]:
-        """Compare the graph, its rounding emulated, before engines are built from it."""
+        """Compare the graphs, their rounding emulated, before engines are built from one."""
         with refusing_failures():
             session = open_half(graphs.model)
             packed = can_pack(session, model.reference)
         rows = self._choose_rows(model, graphs, packed)
+        candidates: list[Candidate] = [PackedCandidate(session, model.reference, packed=packed)]
+        if graphs.cuda is not None:
+            whole = inline_weights(graphs.cuda, {MODEL: graphs.model}).SerializeToString()
+            candidates.append(GraphCandidate(open_half(whole), model.reference))
         probes = len(model.probes)
-        with self._step("verify", f"{probes} {model.unit} against eager PyTorch", 2 * probes) as progress:
-            candidate = PackedCandidate(session, model.reference, packed=packed)
-            return rows, compare(candidate, model.expected, self._threshold, progress)
+        steps = 2 * probes * len(candidates)
+        with self._step("verify", f"{probes} {model.unit} against eager PyTorch", steps) as progress:
+            found = [compare(candidate, model.expected, self._threshold, progress) for candidate in candidates]
+        return rows, found[0]
 
     def _choose_rows(self, model: SentenceEncoder, graphs: _Graphs, packed: bool) -> PackedRowsModel:
         """Choose the shapes that run on a GPU, and say so if texts can't be packed."""

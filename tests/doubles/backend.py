@@ -30,6 +30,7 @@ class FakeBackend:
     max_batch_tokens = 128
     min_batch_tokens = 16
     packer: Packer | None = None
+    length_multiple = 1
     outputs: tuple[str, ...] = (SENTENCE,)
 
     def __init__(self, fault: Callable[[Vectors], object] = lambda vectors: None) -> None:

@@ -38,7 +38,7 @@ ORDERS = {
     "sbert_infer.bench": """
         inside | needs_gpu | errors, stats, workloads < contest < report, console
         < quality | load | gpu_model < session
-        < cli | demo
+        < cli | demo | base_model
     """,
 }
 
