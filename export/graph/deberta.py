@@ -45,7 +45,9 @@ def _fix(attention: Any, embeddings: Tensor | None) -> None:
         if kind in attention.pos_att_type:
             project = getattr(attention, {"c2p": "key_proj", "p2c": "query_proj"}[kind] if shared else own)
             heads = project(rows).view(len(rows), attention.num_attention_heads, -1)
-            attention.__dict__[name] = heads.permute(1, 2, 0).contiguous().detach()  # [heads, head_dim, 2 * span]
+            # [heads, head_dim, 2 * span]. They are scaled here, not the queries and keys in the graph:
+            # TensorRT fuses attention only if nothing else uses its scaled queries.
+            attention.__dict__[name] = (heads.permute(1, 2, 0) * score_scale(attention)).contiguous().detach()
 
 
 def score_scale(attention: Any) -> float:
@@ -61,16 +63,16 @@ def relative_bias(attention: Any, query: Tensor, key: Tensor, relative: Tensor |
     """
     if not attention.relative_attention or relative is None:
         return None
-    span, scale = attention.pos_ebd_size, score_scale(attention)
+    span = attention.pos_ebd_size
     shape = (*query.shape[:3], query.shape[2])
     bias = None
     if "c2p" in attention.pos_att_type:
         index = (relative.long() + span).clamp(0, 2 * span - 1)
-        scores = (query * scale) @ attention.position_keys  # [batch, heads, length, 2 * span]
+        scores = query @ attention.position_keys  # [batch, heads, length, 2 * span]
         bias = scores.gather(-1, index.unsqueeze(0).expand(shape))
     if "p2c" in attention.pos_att_type:
         index = (span - relative.long()).clamp(0, 2 * span - 1)
-        scores = (key * scale) @ attention.position_queries
+        scores = key @ attention.position_queries
         other = scores.gather(-1, index.unsqueeze(0).expand(shape)).transpose(2, 3)
         bias = other if bias is None else bias + other
     return bias
