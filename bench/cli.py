@@ -33,6 +33,7 @@ Examples:
   sbert-bench model.onnx --only-quality --sts STS12.jsonl --sts STS13.jsonl --beir scifact/
   sbert-bench reranker.onnx                        pairs/s against CrossEncoder
   sbert-bench model.onnx --rivals-python .venv-rivals/bin/python
+  sbert-bench model/ --device cuda                 exports plans first; TensorRT, onnxruntime, eager FP16, on a GPU
   sbert-bench compare before.json after.json       what got slower
   sbert-bench --serve http://127.0.0.1:8080        load on a server, see sbert-bench --serve --help
 
@@ -51,6 +52,9 @@ _LATENCY_TEXTS = 100
 @click.argument("sources", nargs=-1, required=True, metavar="ARTIFACT_OR_CHECKPOINT...")
 @click.option("--checkpoint", metavar="DIR", help="What the artifacts were made from. [model/ beside model.onnx]")
 @text_options
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Who takes part, and where."
+)
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Turns per contestant.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed for making texts.")
 @click.option("--latency", is_flag=True, help="Also one text at a time: p50, p95, p99.")
@@ -113,8 +117,14 @@ def run(
         if only_quality and (workloads or texts_file or latency):
             raise BenchError("--only-quality measures no speed: leave out --workload, --texts and --latency")
         texts = {} if only_quality else make_workloads(workloads, texts_file, num_texts, settings.seed)
-        code = settings.trust_remote_code
-        models = open_models(sources, checkpoint, folder, trust_remote_code=code, announce=progress)
+        models = open_models(
+            sources,
+            checkpoint,
+            folder,
+            device=settings.device,
+            trust_remote_code=settings.trust_remote_code,
+            announce=progress,
+        )
         results = run_session(models, texts, settings, folder, progress)
         write_reports(results, json_file, html_file, render_page)
     finish(render_table(results, markdown=markdown), results.stamp, right=results.ours_are_right)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sbert_infer._util.cores import usable_cores
+from sbert_infer.bench.contest.cuda_lineup import cuda_line_up
 from sbert_infer.bench.contest.lineup import PACKAGES, TUNED, Contestant, choose, line_up, not_installed
 from sbert_infer.bench.contest.models_under_test import ModelsUnderTest, check_weights
 from sbert_infer.bench.contest.process import RemoteWorker
@@ -45,6 +46,7 @@ class Settings:
     rivals_python: str = sys.executable
     only: tuple[str, ...] = ()  # parts of names; empty means all
     trust_remote_code: bool = False
+    device: str = "cpu"  # or "cuda": who takes part, and where
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Surroundings:
     theirs: dict[str, str]
     theirs_python: str
     checkpoint: dict[str, Any]  # what the loaders need to know about it
-    cuda: dict[str, Any]
+    gpu: str  # that PyTorch uses, or empty
     flops: Sequence[float]  # coefficients by length, as `stats.flops` takes them
 
 
@@ -76,7 +78,7 @@ def run_session(
     tasks = make_tasks(models, settings.sts, settings.pairs, settings.beir)
     progress("looking around")
     around = _look_around(models, settings, speed=bool(workloads))
-    everyone = [*line_up(models.artifacts, around.checkpoint, around.cuda), *extra]
+    everyone = [*_line_up(models, settings, around), *extra]
     absent = not_installed(everyone, around.ours, around.theirs)
     chosen = choose(everyone, absent, settings.only)
     stamp = {**machine_stamp(), **_stamp(models, settings, around), "workloads": list(workloads)}
@@ -91,7 +93,7 @@ def run_session(
             for name, given in workloads.items():
                 texts = make_pairs(given) if models.pairs else given
                 rounds = _run_workload(contest, name, texts, settings, progress)
-                facts.append(_facts(name, texts, models, around.flops, contest.peak_gflops))
+                facts.append(_facts(name, texts, models, around, contest.peak_gflops, settings.device))
                 rows += score(contest.entrants, facts[-1])
                 if rounds < settings.rounds:
                     raise KeyboardInterrupt
@@ -101,6 +103,14 @@ def run_session(
                 raise
             stamp["interrupted"] = "interrupted: not all rounds, workloads and datasets are there"
     return Results(stamp, facts, rows, sorted(absent))
+
+
+def _line_up(models: ModelsUnderTest, settings: Settings, around: Surroundings) -> list[Contestant]:
+    if settings.device == "cpu":
+        return line_up(models.artifacts, around.checkpoint)
+    if not around.gpu:
+        raise BenchError("--device cuda: PyTorch sees no GPU here; `make bench-gpu` makes an environment for one")
+    return cuda_line_up(models.artifacts, around.checkpoint, models.not_exported)
 
 
 def _look_around(models: ModelsUnderTest, settings: Settings, *, speed: bool) -> Surroundings:
@@ -117,7 +127,7 @@ def _look_around(models: ModelsUnderTest, settings: Settings, *, speed: bool) ->
                 theirs=theirs["versions"],
                 theirs_python=theirs["python"],
                 checkpoint={**spec, **checkpoint},
-                cuda=worker.ask("cuda"),
+                gpu=worker.ask("cuda")["gpu"],
                 flops=worker.ask("fact", function="flops_polynomial", spec=spec)["value"] if speed else [],
             )
     except WorkerError as error:
@@ -135,7 +145,7 @@ def _run_workload(contest: Contest, name: str, texts: Sequence[Text], settings: 
     number = 0
     try:
         for number in range(settings.rounds):
-            contest.measure_machine(usable_cores())
+            contest.measure_machine(usable_cores(), settings.device)
             for entrant in contest.turns(number):
                 progress(f"{name}: round {number + 1} of {settings.rounds}, {entrant.contestant.name}")
                 contest.turn(entrant)
@@ -166,7 +176,12 @@ def _measure_quality(
 
 
 def _facts(
-    name: str, texts: Sequence[Text], models: ModelsUnderTest, coefficients: Sequence[float], peaks: Sequence[float]
+    name: str,
+    texts: Sequence[Text],
+    models: ModelsUnderTest,
+    around: Surroundings,
+    peaks: Sequence[float],
+    device: str,
 ) -> WorkloadFacts:
     artifact = models.artifacts[0]
     manifest = artifact.manifest
@@ -179,8 +194,9 @@ def _facts(
         tokens=int(tokenized.lengths.sum()),
         longest=int(tokenized.lengths.max()),
         truncated=int(np.count_nonzero(tokenized.truncated)),
-        gflop=flops(tokenized.lengths, coefficients) / 1e9,
+        gflop=flops(tokenized.lengths, around.flops) / 1e9,
         peak_gflops=tuple(peaks),
+        peak_of="FP32" if device == "cpu" else "FP16",
     )
 
 
@@ -192,6 +208,7 @@ def _stamp(models: ModelsUnderTest, settings: Settings, around: Surroundings) ->
         "kind": manifest.kind,
         "weights_sha256": manifest.weights_sha256,
         "max_length": manifest.max_length,
+        "gpu": around.gpu if settings.device == "cuda" else None,
         "rounds": settings.rounds,
         "seed": settings.seed,
         "packages": around.ours,

@@ -1,4 +1,4 @@
-"""The writer of plans: an FP16 graph, one for CPUs on the same weights, and TensorRT engines."""
+"""The writer of plans: a graph of packed rows, two for onnxruntime, and TensorRT engines."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
+import torch
 
 from sbert_infer._util.files import staged
-from sbert_infer.artifact.manifest import Manifest
-from sbert_infer.artifact.plan_file import EngineFile, write_plan
-from sbert_infer.artifact.profiles import Profile, make_profiles
+from sbert_infer.artifact.manifest import SENTENCE, TOKENS, Manifest
+from sbert_infer.artifact.plan_file import MODEL, EngineFile, PackedRowsModel, write_plan
 from sbert_infer.backends.tensorrt import cuda
-from sbert_infer.backends.tensorrt.build import targets
+from sbert_infer.backends.tensorrt.build import check_bf16, targets
 from sbert_infer.backends.tensorrt.build_cache import build
 from sbert_infer.backends.tensorrt.versions import TensorRT, installed
 from sbert_infer.backends.tensorrt.versions import load as load_tensorrt
@@ -24,13 +25,18 @@ from sbert_infer.errors import ExportError
 from sbert_infer.export.families.sentence import SentenceEncoder
 from sbert_infer.export.graph.cpu_rewrites import tune
 from sbert_infer.export.graph.fuse import count_fused
+from sbert_infer.export.graph.trace import convert
 from sbert_infer.export.options import ExportOptions, Progress, Step
+from sbert_infer.export.precision.borrowed_weights import inline_weights
 from sbert_infer.export.precision.cpu_graph import make_cpu_graph
+from sbert_infer.export.precision.cuda_graph import make_cuda_graph
 from sbert_infer.export.precision.fp16 import to_half
 from sbert_infer.export.precision.fp16_range import refuse_overflow
-from sbert_infer.export.verify.candidate import EngineCandidate, GraphCandidate, open_half
-from sbert_infer.export.verify.parity import MIN_COSINE, Certificate, Expected, compare
+from sbert_infer.export.verify.candidate import Candidate, EngineCandidate, GraphCandidate, open_half
+from sbert_infer.export.verify.packed_candidate import PackedCandidate, can_pack
+from sbert_infer.export.verify.parity import MIN_COSINE, Certificate, Expected, compare, refusing_failures
 from sbert_infer.export.write import MAX_PROTOBUF_BYTES, check_free, weight_bytes
+from sbert_infer.text.shapes import choose_shapes
 from sbert_infer.text.tokenizer import Tokenizer
 
 _SOME = 512  # of the user's texts are run to find overflows, besides the probe texts
@@ -39,9 +45,10 @@ _SOME = 512  # of the user's texts are run to find overflows, besides the probe 
 @dataclass(frozen=True)
 class _Graphs:
     model: bytes
+    inputs: tuple[str, ...]  # of `model`
     cpu: bytes
+    cuda: bytes | None  # none in BF16, for which onnxruntime has no attention on CUDA
     fusion: dict[str, int]
-    profiles: tuple[Profile, ...]
 
 
 class PlanWriter:
@@ -50,14 +57,17 @@ class PlanWriter:
     def __init__(self, options: ExportOptions, step: Step) -> None:
         self._options, self._step = options, step
         self._builds = _choose_builds(options.targets)  # first: a wrong target should not cost minutes
-        self._threshold = options.min_cosine or MIN_COSINE["fp16"]
+        for _, name in self._builds if options.bf16 else ():
+            check_bf16(name)
+        self._threshold = options.min_cosine or MIN_COSINE[options.precision]
 
     def write(self, model: SentenceEncoder, target: Path) -> Manifest:
-        """Certify the FP16 graph, build TensorRT engines from it, write and certify the plan."""
+        """Certify the graph, build TensorRT engines from it, write and certify the plan."""
+        options = self._options
         graphs = self._convert(model)
-        certificate = self._certify_graph(model, graphs)
-        manifest = replace(model.draft, precision="fp16", fusion=graphs.fusion, parity=asdict(certificate))
-        engines = self._build_engines(graphs)
+        rows, certificate = self._certify_graph(model, graphs)
+        manifest = replace(model.draft, precision=options.precision, fusion=graphs.fusion, parity=asdict(certificate))
+        engines = self._build_engines(graphs, rows)
         with staged(target) as file, self._step("save", str(target), 2 * len(model.probes)) as progress:
             with file.path.open("r+b") as handle:
                 write_plan(
@@ -66,46 +76,81 @@ class PlanWriter:
                     model.tokenizer_json,
                     model=graphs.model,
                     cpu_graph=graphs.cpu,
+                    cuda_graph=graphs.cuda,
                     engines=engines,
-                    profiles=graphs.profiles,
-                    pooling=self._options.pooling,
+                    rows=rows,
+                    pooling=options.pooling,
                 )
             self._certify_file(file.path, model.expected, progress)
-            check_free(target, self._options.force)  # again: this took a while
+            check_free(target, options.force)  # again: this took a while
             file.commit()
         return manifest
 
     def _convert(self, model: SentenceEncoder) -> _Graphs:
-        """Refuse numbers that FP16 can't hold; convert to FP16, and to a graph for CPUs."""
+        """Refuse numbers that FP16 can't hold; convert to 16 bits, and to a graph for CPUs."""
         options, reference = self._options, model.reference
-        with self._step("range", "of weights and activations, for FP16", 0), refuse_overflow(reference):
-            reference.encode(options.calibration[:: max(1, len(options.calibration) // _SOME)])
-            _ = model.expected  # runs the reference on the probes, which are watched as well
-        with self._step("convert", "fp16 in standard operators, and a graph fused for CPUs", 0):
-            half = to_half(reference, token_output=options.pooling == "kernel")
+        if not options.bf16:  # which has the range of FP32
+            with self._step("range", "of weights and activations, for FP16", 0), refuse_overflow(reference):
+                reference.encode(options.calibration[:: max(1, len(options.calibration) // _SOME)])
+                _ = model.expected  # runs the reference on the probes, which are watched as well
+        with self._step("convert", f"{options.precision} in standard operators, and graphs fused for onnxruntime", 0):
+            half = to_half(reference, torch.bfloat16 if options.bf16 else torch.float16)
             _check_size(half, model.checkpoint.name)
+            inputs = tuple(str(value.name) for value in half.graph.inputs)
             content = ir.to_proto(half).SerializeToString()
             fused = model.trace()
             fusion = asdict(count_fused(fused, reference.layers, reference.gelu_layers))
-            cpu = make_cpu_graph(tune(fused), content)
-            profiles = make_profiles(_lengths(model, options), model.draft.max_length, options.max_batch_tokens)
-        return _Graphs(content, cpu, fusion, profiles)
+            dtype = ir.DataType.BFLOAT16 if options.bf16 else ir.DataType.FLOAT16
+            cpu = make_cpu_graph(tune(fused), content, dtype)
+            cuda_graph = (
+                None if options.bf16 else make_cuda_graph(convert(reference, token_output=True, cuda=True), content)
+            )
+        return _Graphs(content, inputs, cpu, cuda_graph, fusion)
 
-    def _certify_graph(self, model: SentenceEncoder, graphs: _Graphs) -> Certificate:
-        """Compare the FP16 graph, its rounding emulated, before engines are built from it."""
+    def _certify_graph(self, model: SentenceEncoder, graphs: _Graphs) -> tuple[PackedRowsModel, Certificate]:
+        """Compare the graphs, their rounding emulated, before engines are built from one."""
+        with refusing_failures():
+            session = open_half(graphs.model)
+            packed = can_pack(session, model.reference)
+        rows = self._choose_rows(model, graphs, packed)
+        candidates: list[Candidate] = [PackedCandidate(session, model.reference, packed=packed)]
+        if graphs.cuda is not None:
+            whole = inline_weights(graphs.cuda, {MODEL: graphs.model}).SerializeToString()
+            candidates.append(GraphCandidate(open_half(whole), model.reference))
         probes = len(model.probes)
-        with self._step("verify", f"{probes} {model.unit} against eager PyTorch", 2 * probes) as progress:
-            candidate = GraphCandidate(open_half(graphs.model), model.reference)
-            return compare(candidate, model.expected, self._threshold, progress)
+        steps = 2 * probes * len(candidates)
+        with self._step("verify", f"{probes} {model.unit} against eager PyTorch", steps) as progress:
+            found = [compare(candidate, model.expected, self._threshold, progress) for candidate in candidates]
+        return rows, found[0]
 
-    def _build_engines(self, graphs: _Graphs) -> dict[EngineFile, bytes]:
+    def _choose_rows(self, model: SentenceEncoder, graphs: _Graphs, packed: bool) -> PackedRowsModel:
+        """Choose the shapes that run on a GPU, and say so if texts can't be packed."""
+        config: Any = model.reference.encoder.config
+        longest, most = model.draft.max_length, self._options.max_batch_tokens
+        shapes = choose_shapes(_lengths(model, self._options), longest, config.hidden_size, most, packed=packed)
+        lengths = ", ".join(map(str, sorted({shape.length for shape in shapes})))
+        each = "packed" if packed else "one text in each, since this model's texts can't share a row"
+        with self._step("rows", f"of {lengths} tokens, {each}", 0):
+            return PackedRowsModel(graphs.inputs, config.hidden_size, shapes)
+
+    def _build_engines(self, graphs: _Graphs, rows: PackedRowsModel) -> dict[EngineFile, bytes]:
         engines = {}
         for trt, name in self._builds:
             kind = EngineFile(trt.name, trt.version, name, gpu="" if trt.any_target else cuda.device_name(0))
-            what = f"{trt.name} {trt.version} for {name}, {len(graphs.profiles)} profiles"
+            what = f"{trt.name} {trt.version} for {name}, {len(rows.shapes)} shapes"
             with self._step("build", what, 0) as progress:
-                engines[kind] = _build(trt, name, graphs, progress)
+                engines[kind] = self._build(trt, name, graphs.model, rows, progress)
         return engines
+
+    def _build(self, trt: TensorRT, name: str, model: bytes, rows: PackedRowsModel, progress: Progress) -> bytes:
+        gpu = name if trt.any_target else f"{cuda.device_name(0)} {name}"
+        options = {
+            "output": SENTENCE if self._options.pooling == "graph" else TOKENS,
+            "precision": self._options.precision,
+            "target": name if trt.any_target else None,
+            "progress": lambda phase, done, steps: progress(1),
+        }
+        return build(trt, model, rows.shapes, gpu, **options)
 
     def _certify_file(self, path: Path, expected: Expected, progress: Progress) -> None:
         """Compare the plan as opened without a GPU, and with one if it was built for it."""
@@ -119,7 +164,7 @@ class PlanWriter:
 def _check_size(half: ir.Model, name: str) -> None:
     weights = weight_bytes(half)
     if weights > MAX_PROTOBUF_BYTES:
-        size = f"{weights / 1e9:.1f} GB of FP16 weights"
+        size = f"{weights / 1e9:.1f} GB of weights in 16 bits"
         raise ExportError(f"{name} has {size}, a plan holds up to 2 GB: export it without --fp16")
 
 
@@ -148,9 +193,3 @@ def _choose_builds(wanted: Sequence[str] | None) -> list[tuple[TensorRT, str]]:
         known = ", ".join(targets(trt))
         raise ExportError(f"{trt.name} {trt.version} can't build for {', '.join(unknown)}; it can for {known}")
     return [(trt, name) for name in names]
-
-
-def _build(trt: TensorRT, name: str, graphs: _Graphs, progress: Progress) -> bytes:
-    gpu = name if trt.any_target else f"{cuda.device_name(0)} {name}"
-    options = {"target": name if trt.any_target else None, "progress": lambda phase, done, steps: progress(1)}
-    return build(trt, graphs.model, graphs.profiles, gpu, **options)

@@ -146,8 +146,9 @@ def _onnx(artifact: Artifact) -> Iterator[tuple[str, str]]:
 
 def _plan(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "pooled", "in the graph" if plan.pooling == "graph" else "by the Triton kernel, after the graph"
-    for profile in plan.profiles:
-        yield "profile", f"{profile.length} tokens, up to {profile.max_batch} texts, tuned for {profile.best_batch}"
+    for shape in plan.rows.shapes:
+        texts = f"up to {shape.segments} texts" if shape.segments > 1 else "one text"
+        yield "shape", f"{shape.rows} x {shape.length} tokens, {texts} in a row"
     for engine in plan.engines:
         yield "engine", engine.describe()
     if not plan.engines:

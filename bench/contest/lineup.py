@@ -1,4 +1,4 @@
-"""Who takes part: our engine, the eager reference, and other libraries where they are installed.
+"""Who takes part on a CPU: our engine, the eager reference, and other libraries if installed.
 
 To add a rival, add a `Contestant` to `RIVALS` here, and to inside/loaders.py the function that
 loads it; if it needs files made from the checkpoint, also a function in inside/converters.py.
@@ -17,11 +17,12 @@ from sbert_infer.artifact.plan_file import Plan
 from sbert_infer.bench.errors import BenchError
 
 EAGER = "eager PyTorch"
+SENTENCE_TRANSFORMERS = "sentence-transformers"
 TUNED = ", tuned"  # suffix of the name of a tuned entry
-BATCH_SIZES = (8, 16, 32, 64, 128)  # tried for each rival's tuned entry
+BATCH_SIZES = (8, 16, 32, 64, 128)  # tried for each rival's tuned entry, on CPUs
 
 # The lowest cosine with the eager reference's vector that is still right, by family.
-MIN_COSINE = {"fp32": 0.999, "fp16": 0.999, "int8": 0.95}
+MIN_COSINE = {"fp32": 0.999, "fp16": 0.999, "bf16": 0.99, "int8": 0.95}
 # For rerankers: the largest error of a score, in standard deviations of the reference's scores, and
 # the lowest correlation with them, for families whose rounding changes every score.
 MAX_ERROR = {"fp32": 1e-3, "fp16": 1e-2}
@@ -33,7 +34,7 @@ class Contestant:
     """One entry, which runs in a process of its own."""
 
     name: str
-    family: str  # fp32, fp16 or int8
+    family: str  # fp32, fp16, bf16 or int8
     spec: Mapping[str, Any]  # arguments for its loader, which `kind` names
     ours: bool = False
     needs: tuple[str, ...] = ()  # packages, by their names on PyPI
@@ -46,6 +47,8 @@ class Contestant:
     sorts: bool = False  # the library itself sorts by length
     on_sigill: Mapping[str, str] = field(default_factory=dict)  # environment to retry with after SIGILL
     same_graph: bool = False  # runs the graph of another entry: only its speed is of interest
+    batch_sizes: tuple[int, ...] = BATCH_SIZES  # tried for its tuned entry
+    out: str = ""  # why it can't take part, if that is known before
 
     @property
     def own_quality(self) -> bool:
@@ -57,7 +60,7 @@ class Contestant:
         return dataclasses.replace(self, name=f"{self.name}{TUNED}", tuned=True)
 
 
-_ST = "sentence-transformers"
+_ST = SENTENCE_TRANSFORMERS
 _ONNX = (_ST, "optimum", "onnxruntime", "onnx")
 
 
@@ -108,22 +111,23 @@ PACKAGES = tuple(
     sorted(
         {package for rival in RIVALS for package in rival.needs}
         | {"sbert-infer", "numpy", "tokenizers", "torch", "transformers", "optimum-onnx"}
+        | {"flash-attn", "onnxruntime-gpu", "tensorrt", "tensorrt-cu12", "tensorrt-rtx-cu13", "triton"}
     )
 )
 
 
-def line_up(artifacts: Sequence[Artifact], checkpoint: Mapping[str, Any], cuda: Mapping[str, Any]) -> list[Contestant]:
-    """List all contestants, installed or not, the eager reference first.
+def line_up(artifacts: Sequence[Artifact], checkpoint: Mapping[str, Any]) -> list[Contestant]:
+    """List all contestants on the CPU, installed or not, the eager reference first.
 
     `checkpoint` is what the loaders need to know about it.
     """
     known = {**checkpoint, "max_length": artifacts[0].manifest.max_length}
     eager = Contestant(EAGER, "fp32", {"kind": "eager", **known}, own_batch_size=32, sorts=True)
-    engines = _engines(artifacts, cuda["available"])
+    engines = _engines(artifacts)
     if artifacts[0].manifest.kind == RERANKER:
         own, rivals = [eager, *engines], PAIR_RIVALS
     else:
-        own, rivals = [eager, *_on_cuda(eager, cuda), *engines, *_plain_onnxruntime(artifacts)], RIVALS
+        own, rivals = [eager, *engines, *_plain_onnxruntime(artifacts)], RIVALS
     return [*own, *(dataclasses.replace(rival, spec={**known, **rival.spec}) for rival in rivals)]
 
 
@@ -162,19 +166,15 @@ def _mb(files: Iterable[Path]) -> float | None:
     return sum(sizes) / 1e6 if sizes else None
 
 
-def _engines(artifacts: Sequence[Artifact], gpu: bool) -> list[Contestant]:
-    """List our entries: each artifact on the CPU and, but for int8, on a GPU if there is one."""
+def _engines(artifacts: Sequence[Artifact]) -> list[Contestant]:
+    """List our entries, one for each artifact."""
     families = [artifact.manifest.precision for artifact in artifacts]
     entries = []
     for artifact, family in zip(artifacts, families, strict=True):
         name = f"sbert-infer {family}" + (f" ({artifact.path.name})" if families.count(family) > 1 else "")
-        suffixes = {"cpu": ", CPU" if isinstance(artifact, Plan) else ""}
-        if gpu and family != "int8":
-            suffixes["cuda"] = ", CUDA"
-        for device, suffix in suffixes.items():
-            place = {"artifact": str(artifact.path.resolve()), "device": device}
-            spec = {"kind": "engine", "pairs": artifact.manifest.kind == RERANKER, **place}
-            entries.append(Contestant(name + suffix, family, spec, ours=True, needs=("onnxruntime",)))
+        place = {"artifact": str(artifact.path.resolve()), "device": "cpu"}
+        spec = {"kind": "engine", "pairs": artifact.manifest.kind == RERANKER, **place}
+        entries.append(Contestant(name, family, spec, ours=True, needs=("onnxruntime",)))
     return entries
 
 
@@ -193,14 +193,3 @@ def _plain_onnxruntime(artifacts: Sequence[Artifact]) -> list[Contestant]:
         )
         for artifact in sorted(models, key=lambda one: one.manifest.precision != "fp32")[:1]
     ]
-
-
-def _on_cuda(eager: Contestant, cuda: Mapping[str, Any]) -> list[Contestant]:
-    if not cuda["available"]:
-        return []
-    spec = {**eager.spec, "device": "cuda", "dtype": "float16"}
-    entries = [dataclasses.replace(eager, name=f"{EAGER} fp16, CUDA", family="fp16", spec=spec)]
-    if cuda["flash_attention"]:
-        flash = {**spec, "attention": "flash_attention_2"}
-        entries.append(dataclasses.replace(entries[0], name=f"{EAGER} fp16 flash, CUDA", spec=flash))
-    return entries

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.manifest import ENCODER, RERANKER, Artifact
-from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.bench.errors import BenchError
+
+_KERNEL = "kernel.plan"
+# What a checkpoint is exported to, by device: name -> options of `sbert-export`.
+_EXPORTS: dict[str, dict[str, list[str]]] = {
+    "cpu": {"model.onnx": [], "model.int8.onnx": ["--int8"]},
+    "cuda": {"model.plan": ["--fp16"], _KERNEL: ["--fp16", "--pooling", "kernel"]},
+}
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,9 @@ class ModelsUnderTest:
     name: str
     checkpoint: str  # a folder or a hub id
     artifacts: tuple[Artifact, ...]
+    not_exported: Mapping[str, str] = field(
+        default_factory=dict
+    )  # place of a plan's pooling -> why there is no such plan
 
     @property
     def pairs(self) -> bool:
@@ -33,10 +42,11 @@ def open_models(
     checkpoint: str | None,
     folder: Path,
     *,
+    device: str = "cpu",
     trust_remote_code: bool = False,
     announce: Callable[[str], object] = lambda line: None,
 ) -> ModelsUnderTest:
-    """Open the artifacts among `sources`; export a checkpoint to `folder`, in all precisions."""
+    """Open the artifacts among `sources`; export a checkpoint to `folder`, for `device`."""
     files = [source for source in sources if Path(source).is_file()]
     checkpoints = [source for source in sources if source not in files]
     if missing := [source for source in checkpoints if source.endswith((".onnx", ".plan"))]:
@@ -44,12 +54,22 @@ def open_models(
     named = sorted({*checkpoints, *([checkpoint] if checkpoint else [])})
     if len(named) > 1:
         raise BenchError(f"one checkpoint at a time, got {len(named)}: {', '.join(named)}")
+    code = ["--trust-remote-code"] if trust_remote_code else []
+    not_exported: dict[str, str] = {}
     for source in checkpoints:
-        files += _export(source, folder, trust_remote_code, announce)
+        for name, flags in _EXPORTS[device].items():
+            announce(f"exporting {source} to {name}")
+            why = _export(source, folder / name, [*flags, *code])
+            if why and name != _KERNEL:  # only some models can be pooled by the kernel
+                raise BenchError(why)
+            if why:
+                not_exported["kernel"] = why
+            else:
+                files.append(str(folder / name))
     artifacts = tuple(open_artifact(file) for file in files)
     _check_same(artifacts)
     found = named[0] if named else _sibling(artifacts)
-    return ModelsUnderTest(artifacts[0].manifest.name, found, artifacts)
+    return ModelsUnderTest(artifacts[0].manifest.name, found, artifacts, not_exported)
 
 
 def check_weights(models: ModelsUnderTest, weights_sha256: str) -> None:
@@ -89,19 +109,9 @@ def _check_same(artifacts: Sequence[Artifact]) -> None:
             raise BenchError(f"{first.path} and {other.path} have different length limits: {lengths} tokens")
 
 
-def _export(source: str, folder: Path, trust_remote_code: bool, announce: Callable[[str], object]) -> list[str]:
-    """Export in a separate process, so that this one stays small."""
-    made: list[str] = []
-    plan = [] if cuda.driver_problem() else [("model.plan", ["--fp16"])]
-    for name, flags in (("model.onnx", list[str]()), ("model.int8.onnx", ["--int8"]), *plan):
-        if made and name.endswith(".plan") and open_artifact(made[0]).manifest.kind == RERANKER:
-            continue  # there is no FP16 for them yet
-        announce(f"exporting {source} to {name}")
-        code = ["--trust-remote-code"] if trust_remote_code else []
-        arguments = [source, "-o", str(folder / name), "-q", *flags, *code]
-        command = [sys.executable, "-m", "sbert_infer.export.cli", *arguments]
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)  # noqa: S603 - our own
-        if done.returncode:
-            raise BenchError(done.stderr.strip().removeprefix("error: ") or f"the export of {source} failed")
-        made.append(str(folder / name))
-    return made
+def _export(source: str, target: Path, flags: Sequence[str]) -> str:
+    """Export in a separate process, so that this one stays small. Return why that failed, or ""."""
+    command = [sys.executable, "-m", "sbert_infer.export.cli", source, "-o", str(target), "-q", *flags]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)  # noqa: S603 - our own
+    failed = done.stderr.strip().removeprefix("error: ") or f"the export of {source} failed"
+    return failed if done.returncode else ""

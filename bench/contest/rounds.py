@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.bench.contest.lineup import BATCH_SIZES, Contestant
+from sbert_infer.bench.contest.lineup import Contestant
 from sbert_infer.bench.contest.process import RemoteWorker
 from sbert_infer.bench.errors import BenchError, WorkerError
 from sbert_infer.bench.stats import correlation, cosines
@@ -96,10 +96,11 @@ class Contest:
 
     def enter(self, contestant: Contestant) -> None:
         """Start a contestant and load its model."""
-        entrant = Entrant(contestant)
+        entrant = Entrant(contestant, failure=contestant.out)
         self.entrants.append(entrant)
         try:
-            self._load(entrant)
+            if not contestant.out:
+                self._load(entrant)
         except WorkerError as error:
             entrant.drop(error)
         self._check_reference()
@@ -122,7 +123,9 @@ class Contest:
     def warm_up(self, entrant: Entrant) -> None:
         """Find the batch size of a tuned entrant, then let it encode part of the texts."""
         contestant = entrant.contestant
-        if contestant.tuned and (found := entrant.ask("tune", sizes=list(BATCH_SIZES), count=_TUNE_TEXTS)):
+        sizes = list(contestant.batch_sizes)
+        count = max(_TUNE_TEXTS, 2 * max(sizes))  # at least two batches of any size
+        if contestant.tuned and (found := entrant.ask("tune", sizes=sizes, count=count)):
             entrant.batch_size = found["batch_size"]
             entrant.same_as_own = contestant.sorts and entrant.batch_size == contestant.own_batch_size
         if entrant.runs:
@@ -134,9 +137,10 @@ class Contest:
         first = number % len(running)
         return running[first:] + running[:first]
 
-    def measure_machine(self, cores: int) -> None:
+    def measure_machine(self, cores: int, device: str = "cpu") -> None:
         """Measure the machine's current peak, once per round."""
-        self.peak_gflops.append(self._machine.ask("fact", function="gemm_gflops", cores=cores)["value"])
+        reply = self._machine.ask("fact", function="gemm_gflops", cores=cores, device=device)
+        self.peak_gflops.append(reply["value"])
 
     def turn(self, entrant: Entrant) -> None:
         """Let an entrant encode all texts, timed."""

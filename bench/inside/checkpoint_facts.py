@@ -55,18 +55,25 @@ def flops_polynomial(spec: Spec) -> list[float]:
     return coefficients
 
 
-def gemm_gflops(cores: int, sizes: tuple[int, ...] = (512, 1024, 2048)) -> float:
-    """Measure the most FP32 operations per second that a matrix product reaches, in 1e9."""
+def gemm_gflops(cores: int, device: str = "cpu", sizes: tuple[int, ...] = ()) -> float:
+    """Measure the most operations per second that a matrix product reaches, in 1e9.
+
+    It is FP32 on the CPU and FP16 on a GPU.
+    """
     import torch
 
     torch.set_num_threads(cores)
+    cpu = device == "cpu"
     best = 0.0
-    for size in sizes:
-        left, right = torch.rand(size, size), torch.rand(size, size)
+    for size in sizes or ((512, 1024, 2048) if cpu else (4096, 8192)):
+        kind: Any = {"device": device, "dtype": torch.float32 if cpu else torch.float16}
+        left, right = torch.rand(size, size, **kind), torch.rand(size, size, **kind)
         deadline = time.perf_counter() + 0.15
         while time.perf_counter() < deadline:
             start = time.perf_counter()
             left @ right
+            if not cpu:
+                torch.cuda.synchronize()
             best = max(best, 2 * size**3 / (time.perf_counter() - start))
     return best / 1e9
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -32,11 +34,23 @@ class UnsupportedError(Exception):
 
 
 def load_engine(spec: Spec) -> Encode:
-    """Load `sbert_infer.Engine` or, for pairs, `sbert_infer.Reranker` the ordinary way."""
+    """Load `sbert_infer.Engine` or, for pairs, `sbert_infer.Reranker` the ordinary way.
+
+    `runs` in the spec names what must run it. For onnxruntime on a GPU, this process is one of a
+    machine without TensorRT.
+    """
     from sbert_infer import Engine, Reranker
 
+    runs = spec.get("runs")
+    if runs == "onnxruntime":
+        sys.modules.update(dict.fromkeys(("tensorrt", "tensorrt_rtx")))  # type: ignore[arg-type]  # None: can't import
     kind: Any = Reranker if spec.get("pairs") else Engine
-    model = kind(spec["artifact"], device=spec.get("device"), on_truncate="ignore")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = kind(spec["artifact"], device=spec.get("device"), on_truncate="ignore")
+    if runs and not model.info["backend"].startswith(runs):
+        why = str(caught[-1].message) if caught else f"it runs with {model.info['backend']}"
+        raise UnsupportedError(f"{runs} does not run it: {why}")
 
     def encode(texts: list[Any], batch_size: int | None, prompt: str | None) -> Vectors:
         if kind is Engine:
@@ -49,7 +63,7 @@ def load_engine(spec: Spec) -> Encode:
 
 
 def load_eager(spec: Spec) -> Encode:
-    """Load the eager PyTorch reference. On CUDA, `dtype` and `attention` choose faster variants."""
+    """Load the eager PyTorch reference; on CUDA in any `dtype`."""
     import torch
 
     from sbert_infer.bench.inside.checkpoint_facts import load_reference
@@ -57,8 +71,6 @@ def load_eager(spec: Spec) -> Encode:
     reference = load_reference(spec)
     checkpoint = reference.checkpoint
     default = checkpoint.prompts[checkpoint.default_prompt_name] if checkpoint.default_prompt_name else ""
-    if spec.get("attention"):
-        reference.encoder.set_attn_implementation(spec["attention"])
     if spec.get("device", "cpu") != "cpu":
         return _on_device(reference.to(spec["device"], getattr(torch, spec["dtype"])), default, spec["device"])
 
@@ -124,16 +136,20 @@ def load_sentence_transformers(spec: Spec) -> Encode:
     """Load sentence-transformers with the backend that `spec` names."""
     from sentence_transformers import SentenceTransformer
 
-    options: Spec = {"model_kwargs": {"file_name": spec["file"]}} if spec.get("file") else {}
+    options: Spec = dict(spec.get("model_kwargs", {}))
+    if spec.get("file"):
+        options["file_name"] = spec["file"]
     if spec["backend"] == "onnx":
-        options.setdefault("model_kwargs", {})["provider"] = "CPUExecutionProvider"
+        options["provider"] = "CPUExecutionProvider"
     model = SentenceTransformer(
         spec["model"],
-        device="cpu",
+        device=spec.get("device", "cpu"),
         backend=spec["backend"],
         trust_remote_code=spec.get("trust_remote_code", False),
-        **options,
+        model_kwargs=options or None,
     )
+    if spec.get("unpadded") and not getattr(model[0], "can_flatten_inputs", False):
+        raise UnsupportedError("sentence-transformers can't leave out the padding of this model's inputs")
     if spec.get("max_length"):
         model.max_seq_length = spec["max_length"]
 

@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import importlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import signal
@@ -124,10 +123,9 @@ class Worker:
         return {"versions": found, "python": sys.version.split()[0]}
 
     def cuda(self) -> Reply:
-        """Say whether PyTorch sees a GPU and whether flash attention is installed."""
+        """The GPU that PyTorch uses; none is an empty name."""
         torch: Any = importlib.import_module("torch")
-        flash = importlib.util.find_spec("flash_attn") is not None
-        return {"available": bool(torch.cuda.is_available()), "flash_attention": flash}
+        return {"gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else ""}
 
     def _run(self, texts: list[Any], batch_size: int | None, by_length: bool, prompt: str | None = None) -> Vectors:
         if not by_length:

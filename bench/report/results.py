@@ -28,7 +28,8 @@ class WorkloadFacts:
     longest: int  # tokens
     truncated: int  # texts
     gflop: float  # 1e9 operations for all texts, without padding
-    peak_gflops: tuple[float, ...] = ()  # of the machine's FP32 matrix product, once per round
+    peak_gflops: tuple[float, ...] = ()  # of the machine's matrix product, once per round
+    peak_of: str = "FP32"  # that product's type: FP16 on a GPU
 
 
 @dataclass

@@ -115,7 +115,7 @@ def describe_workload(facts: WorkloadFacts, noun: str) -> str:
     if facts.truncated:
         line += f", {facts.truncated} {noun[:-1] if facts.truncated == 1 else noun} cut to the model's limit"
     peak = f"{median(facts.peak_gflops):,.0f} GFLOP/s" if facts.peak_gflops else "not measured"
-    return f"{line}; {facts.gflop:,.1f} GFLOP without padding, FP32 matrix product peak {peak}"
+    return f"{line}; {facts.gflop:,.1f} GFLOP without padding, {facts.peak_of} matrix product peak {peak}"
 
 
 def describe_stamp(stamp: dict[str, Any]) -> list[str]:
@@ -128,6 +128,8 @@ def describe_stamp(stamp: dict[str, Any]) -> list[str]:
         f"load average {stamp['load_average']} at the start",
         f"Python {stamp['python']}: {_versions(stamp['packages'])}",
     ]
+    if stamp.get("gpu"):
+        lines.insert(1, str(stamp["gpu"]))
     if speed and stamp.get(QUALITY):
         lines.insert(1, f"quality on {'; '.join(stamp[QUALITY])}")
     if "interrupted" in stamp:

@@ -66,6 +66,7 @@ def plain_operators(encoder: nn.Module, segments: Segments | None = None) -> Ite
     """
     AttentionInterface.register(PLAIN, _plain_attention)
     AttentionMaskInterface.register(PLAIN, partial(_plain_mask, segments))
+    patches: dict[str, Callable[..., Any]]
     patches = {MPNET: partial(_mpnet, attend), deberta.ATTENTION: partial(deberta.plain_attention, segments)}
     with _operators(encoder, PLAIN, patches):
         yield

@@ -19,6 +19,7 @@ from sbert_infer.artifact.onnx_file import PRODUCER
 from sbert_infer.errors import ExportError
 from sbert_infer.export.checkpoint.checkpoint import Checkpoint
 from sbert_infer.export.graph.constants import share_equal_constants
+from sbert_infer.export.graph.cuda_rewrites import tune_for_cuda
 from sbert_infer.export.graph.fuse import fuse
 from sbert_infer.export.graph.operators import fused_operators, plain_operators
 from sbert_infer.export.reference.bge_m3 import TokenHeads
@@ -28,12 +29,17 @@ OPSET = 18  # the newest whose graphs onnxscript's fusions for onnxruntime recog
 
 
 def convert(
-    reference: Reference, *, portable: bool = False, token_output: bool = False, heads: TokenHeads | None = None
+    reference: Reference,
+    *,
+    portable: bool = False,
+    cuda: bool = False,
+    token_output: bool = False,
+    heads: TokenHeads | None = None,
 ) -> ir.Model:
     """Convert a sentence encoder: input_ids, attention_mask -> sentence_embedding.
 
     With `token_output` the graph also gives `token_embeddings` [batch, length, width], with `heads`
-    the outputs of the heads.
+    the outputs of the heads. With `cuda` it is fused for onnxruntime's CUDA provider.
     """
     module = _WithTokens(reference, heads) if token_output or heads else reference
     outputs: tuple[str, ...] = (SPARSE if reference.checkpoint.is_sparse else SENTENCE,)
@@ -43,6 +49,7 @@ def convert(
         reference,
         outputs,
         portable=portable,
+        cuda=cuda,
         module=module,
         prompt=not reference.checkpoint.pooling.include_prompt,
         padding_side=reference.tokenizer.padding_side,
@@ -54,6 +61,7 @@ def build_graph(
     outputs: Sequence[str],
     *,
     portable: bool,
+    cuda: bool = False,
     module: nn.Module | None = None,
     prompt: bool = False,
     token_types: bool = False,
@@ -70,11 +78,11 @@ def build_graph(
         with plain_operators(encoder) if portable else fused:
             model = trace(module or reference, checkpoint, prompt=prompt, outputs=outputs, token_types=token_types)
         if not portable:
-            model = fuse(model)
+            model = fuse(model, cuda=cuda)
         for value, name in zip(model.graph.outputs, outputs, strict=True):
             value.name = name  # a fusion may have put another value in its place
         _default_prompt_length(model)
-        return tidy(model)
+        return tidy(tune_for_cuda(model, padding_side) if cuda else model)
 
 
 class _WithTokens(nn.Module):

@@ -33,7 +33,8 @@ def refuse_overflow(reference: Reference) -> Iterator[None]:
     Those are the transformer's, and those of Dense modules after pooling. Weights are checked at
     once, the activations of all texts that `reference` encodes within this context at its end.
     """
-    dense = {name: module for name, module in reference.head.named_modules("head") if isinstance(module, nn.Linear)}
+    after = reference.head.named_modules(prefix="head")
+    dense = {name: module for name, module in after if isinstance(module, nn.Linear)}
     _check_weights(reference.encoder.named_parameters())
     _check_weights((f"{name}.weight", module.weight) for name, module in dense.items())
     layers = {name: module for name, module in reference.encoder.named_modules() if _computes(module)}
@@ -50,7 +51,7 @@ def refuse_overflow(reference: Reference) -> Iterator[None]:
     _check_peaks(peaks)
 
 
-def _check_weights(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+def _check_weights(parameters: Iterable[tuple[str, Tensor]]) -> None:
     for name, parameter in parameters:
         weight = parameter.detach()
         largest = float(weight.abs().max())
@@ -85,7 +86,7 @@ def _items(output: Any) -> Iterable[Any]:
 
 
 def _hidden_states(values: Iterable[Any], ndim: int) -> Iterator[Tensor]:
-    """The tensors [batch, length, width], or [batch, width] after pooling; a mask has four dimensions."""
+    """The tensors [batch, length, width], or [batch, width] after pooling; no mask has these."""
     for value in values:
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == ndim:
             yield value

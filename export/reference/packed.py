@@ -9,7 +9,6 @@ not exist; its vector is what the modules after pooling make of zeros.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -46,16 +45,28 @@ class PackedReference(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the vectors [rows, segments, dim] in FP32, and the token vectors."""
         self.segments.set(segment_ids)
-        options = {"position_ids": position_ids + self._first_position} if self._takes_positions else {}
+        options = {"position_ids": self._places(input_ids, position_ids)} if self._takes_positions else {}
         mask = (segment_ids > 0).to(torch.int64)
         tokens = self.reference.token_vectors(input_ids, mask, **options).to(self.dtype)
         pooled = self._pool(tokens, segment_ids, position_ids, starts, ends)
         vectors: Tensor = self.reference.head(pooled.flatten(0, 1))  # as for a batch of texts
-        return vectors.unflatten(0, starts.shape), tokens
+        return vectors.view(*starts.shape, -1), tokens
 
-    def _pool(
-        self, tokens: Tensor, segment_ids: Tensor, position_ids: Tensor, starts: Tensor, ends: Tensor
-    ) -> Tensor:
+    def _places(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Positions as the transformer counts them.
+
+        Where they start after the padding token's id, a text may contain that token, spelled out:
+        it has its own id as position, and is not counted.
+        """
+        if not self._first_position:
+            return position_ids
+        columns, pad = torch.arange(input_ids.shape[1]), self._first_position - 1
+        is_pad = input_ids == pad
+        earlier = self.segments.together.squeeze(1) & (columns < columns.unsqueeze(1))  # [rows, length, length]
+        skipped = (earlier & is_pad.unsqueeze(1)).to(torch.float32).sum(dim=2).to(torch.int64)
+        return torch.where(is_pad, pad, position_ids + self._first_position - skipped)
+
+    def _pool(self, tokens: Tensor, segment_ids: Tensor, position_ids: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
         """[rows, length, width] -> [rows, segments, width * modes] in FP32."""
         columns = torch.arange(tokens.shape[1])
         first, last = starts.unsqueeze(2), ends.unsqueeze(2) - 1

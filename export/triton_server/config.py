@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 Tensor = tuple[str, str, int]  # name, type and size without the batch; a size of -1 varies
 TEXT: Tensor = ("text", "TYPE_STRING", 1)  # what a client sends
@@ -31,7 +31,6 @@ class Served:
     gpu: bool
     instances: int
     fused: bool = False  # by the export, for onnxruntime
-    engines: Mapping[str, str] = field(default_factory=dict)  # compute capability -> file; none: an ONNX model
 
     @property
     def tokens(self) -> list[Tensor]:
@@ -62,10 +61,10 @@ instance_group [ {{ kind: KIND_CPU count: {count} }} ]
 
 
 def model_config(served: Served) -> str:
-    """Token ids to vectors, with onnxruntime or TensorRT."""
+    """Token ids to vectors, with onnxruntime."""
     return f"""\
 name: "{served.name}_model"
-platform: "{"tensorrt_plan" if served.engines else "onnxruntime_onnx"}"
+platform: "onnxruntime_onnx"
 max_batch_size: {served.max_batch}
 {_tensors("input", served.tokens)}
 {_tensors("output", [served.vector])}
@@ -127,26 +126,19 @@ dynamic_batching {{
 
 
 def _runtime(served: Served) -> str:
-    """What runs the model, and the number of its instances."""
-    if served.engines:
-        files = "\n".join(
-            f'cc_model_filenames {{ key: "{cc}" value: "{file}" }}' for cc, file in served.engines.items()
-        )
-        profiles = ", ".join(f'"{index}"' for index in range(len(served.edges)))  # one for each length
-        return f"{files}\ninstance_group [ {{ kind: KIND_GPU count: {served.instances} profile: [ {profiles} ] }} ]"
+    """The number of the model's instances, and how onnxruntime runs them."""
+    basic = "# Basic optimizations: the graph is fused already.\noptimization { graph { level: -1 } }"
+    lines = [basic] if served.fused else []
     if served.gpu:
-        return f"instance_group [ {{ kind: KIND_GPU count: {served.instances} }} ]"
-    return f"""\
+        return "\n".join([f"instance_group [ {{ kind: KIND_GPU count: {served.instances} }} ]", *lines])
+    cpu = f"""\
 # One instance for each core of the machine that serves, and one thread each: many texts at once are fastest so.
 instance_group [ {{ kind: KIND_CPU count: {served.instances} }} ]
 parameters {{ key: "intra_op_thread_count" value {{ string_value: "1" }} }}
 parameters {{ key: "inter_op_thread_count" value {{ string_value: "1" }} }}
 # The weights are held once, where the server's version knows this; others ignore it.
-parameters {{ key: "share_session_between_instances" value {{ string_value: "true" }} }}""" + (
-        "\n# Basic optimizations: the graph is fused already.\noptimization { graph { level: -1 } }"
-        if served.fused
-        else ""
-    )
+parameters {{ key: "share_session_between_instances" value {{ string_value: "true" }} }}"""
+    return "\n".join([cpu, *lines])
 
 
 def _warm_up(served: Served) -> str:

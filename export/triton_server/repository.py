@@ -2,7 +2,7 @@
 
     <name>/                 the ensemble: what clients call
     <name>_tokenizer/1/     model.py, tokenizer.json, settings.json; the Python backend
-    <name>_model/1/         model.onnx for onnxruntime, or TensorRT engines
+    <name>_model/1/         model.onnx, for onnxruntime
 
 It has never been run in the server itself; see docs/triton.md for what was checked instead.
 """
@@ -24,15 +24,17 @@ import onnx
 from sbert_infer._util.cores import usable_cores
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.manifest import ENCODER, Artifact
-from sbert_infer.artifact.plan_file import MODEL, EngineFile, Plan
-from sbert_infer.artifact.profiles import make_profiles, most_tokens
+from sbert_infer.artifact.plan_file import CPU_GRAPH, CUDA_GRAPH, MODEL, Plan
 from sbert_infer.errors import ExportError
+from sbert_infer.export.precision.borrowed_weights import inline_weights
 from sbert_infer.export.triton_server import config as triton_config
 from sbert_infer.export.triton_server.config import Served
 from sbert_infer.export.triton_server.graph import served_dim, serving_graph
 
 _CPU_BATCH_TOKENS = 512  # as `Engine` runs them
 _CPU_MOST_TOKENS = 8192  # Triton counts texts, not tokens: a limit for many long ones that run together
+_GPU_BATCH_TOKENS = 16384  # as `Engine` runs them; not measured
+_SHORTEST_EDGE = 16
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class TritonRepository:
     def summary(self) -> str:
         """A few lines for people."""
         served = self.served
-        runs = "TensorRT" if served.engines else f"onnxruntime on {'GPUs' if served.gpu else 'CPUs'}"
+        runs = f"onnxruntime on {'GPUs' if served.gpu else 'CPUs'}"
         edges = ", ".join(map(str, served.edges))
         lines = [
             f"{self.folder}  Triton repository: {served.name}, from text to {served.dim} numbers",
@@ -79,14 +81,13 @@ def write_repository(path: str | Path, folder: str | Path, *, force: bool = Fals
     artifact = open_artifact(path)
     if artifact.manifest.kind != ENCODER:
         raise ExportError(f"{path} is a {artifact.manifest.kind}: --triton-repository is for sentence encoders")
-    engines, note = _usable_engines(artifact)
-    served = _served(artifact, engines)
+    served = _served(artifact)
     with _staging(folder) as staged:
         _write_tokenizer(staged / f"{served.name}_tokenizer", artifact, served)
-        _write_model(staged / f"{served.name}_model", artifact, served, engines)
+        _write_model(staged / f"{served.name}_model", artifact, served)
         _write_ensemble(staged / served.name, served)
         _put_in_place(staged, folder, served.name)
-    return TritonRepository(folder, served, note)
+    return TritonRepository(folder, served, _note(artifact))
 
 
 def _served_name(artifact: Path) -> str:
@@ -99,57 +100,44 @@ def _model_names(name: str) -> tuple[str, ...]:
     return f"{name}_model", f"{name}_tokenizer", name
 
 
-def _usable_engines(artifact: Artifact) -> tuple[dict[str, EngineFile], str]:
-    """TensorRT engines that Triton can run, by compute capability; if none, the reason why."""
+def _note(artifact: Artifact) -> str:
+    """What one may expect of a plan and does not get."""
     if not isinstance(artifact, Plan):
-        return {}, ""
-    if artifact.pooling != "graph":
-        raise ExportError(f"{artifact.path}: Triton needs the pooling in the graph: export it with --pooling graph")
-    if not artifact.engines:
-        return {}, "no TensorRT engine inside: onnxruntime runs the FP16 model on the GPU"
-    usable = {_capability(engine.target): engine for engine in artifact.engines if engine.runtime == "tensorrt"}
-    if not usable:
-        return {}, "Triton can't run engines of TensorRT-RTX: onnxruntime runs the FP16 model on the GPU"
-    manifest = artifact.manifest
-    if not manifest.include_prompt or served_dim(manifest) < manifest.dim:
-        why = "cut vectors" if manifest.include_prompt else "leave the prompt out of pooling"
-        return {}, f"in Triton an engine can't {why} as this model does: onnxruntime runs the FP16 model on the GPU"
-    return usable, ""
+        return ""
+    if CUDA_GRAPH not in artifact.members:
+        return f"{artifact.manifest.precision} has no kernels of attention in onnxruntime: it runs in FP32"
+    if artifact.engines:
+        return "its TensorRT engines take packed rows, which Triton can't fill: onnxruntime runs the FP16 graph"
+    return ""
 
 
-def _capability(target: str) -> str:
-    """`sm89` -> `8.9`, as Triton writes it."""
-    digits = target.removeprefix("sm")
-    return f"{digits[:-1]}.{digits[-1]}"
-
-
-def _served(artifact: Artifact, engines: dict[str, EngineFile]) -> Served:
-    manifest = artifact.manifest
-    if isinstance(artifact, Plan):
-        profiles = artifact.profiles
-        budget, max_batch = most_tokens(profiles), min(profile.max_batch for profile in profiles)
-    else:
-        buckets = max(1, (manifest.max_length - 1).bit_length() - 3)  # each about twice as long as the one before
-        profiles = make_profiles(None, manifest.max_length, _CPU_BATCH_TOKENS, buckets)
-        budget = _CPU_BATCH_TOKENS
-        max_batch = max(1, min(profiles[0].max_batch, _CPU_MOST_TOKENS // manifest.max_length))
-    gpu = isinstance(artifact, Plan)
+def _served(artifact: Artifact) -> Served:
+    manifest, gpu = artifact.manifest, isinstance(artifact, Plan)
+    edges = _edges(manifest.max_length)
+    budget, most = (_GPU_BATCH_TOKENS,) * 2 if gpu else (_CPU_BATCH_TOKENS, _CPU_MOST_TOKENS)
     return Served(
         name=_served_name(artifact.path),
         dim=served_dim(manifest),
-        edges=tuple(profile.length for profile in profiles),
-        max_batch=max_batch,
+        edges=edges,
+        max_batch=max(1, min(budget // edges[0], most // manifest.max_length)),
         batch_tokens=budget,
         prompt_length=not manifest.include_prompt,
         gpu=gpu,
         instances=1 if gpu else usable_cores(),
-        fused=manifest.fusion.get("attention", 0) > 0 and not gpu,
-        engines={capability: _file_name(engine) for capability, engine in engines.items()},
+        fused=manifest.fusion.get("attention", 0) > 0,
     )
 
 
-def _file_name(engine: EngineFile) -> str:
-    return Path(engine.name).with_suffix(".plan").name
+def _edges(longest: int) -> tuple[int, ...]:
+    """The lengths that texts are padded to, each twice as long as the one before.
+
+    Requests have few shapes then, and a text runs with less than as much padding again. All but the
+    last are a multiple of 8, as onnxruntime's kernels for FP16 want them.
+    """
+    edges = [_SHORTEST_EDGE]
+    while edges[-1] < longest:
+        edges.append(2 * edges[-1])
+    return (*edges[:-1], longest)
 
 
 def _write_tokenizer(folder: Path, artifact: Artifact, served: Served) -> None:
@@ -163,14 +151,11 @@ def _write_tokenizer(folder: Path, artifact: Artifact, served: Served) -> None:
     _write(folder / "1" / "settings.json", json.dumps(settings, ensure_ascii=False, indent=1) + "\n")
 
 
-def _write_model(folder: Path, artifact: Artifact, served: Served, engines: dict[str, EngineFile]) -> None:
+def _write_model(folder: Path, artifact: Artifact, served: Served) -> None:
     _write(folder / "config.pbtxt", triton_config.model_config(served))
-    if isinstance(artifact, Plan) and engines:
-        for engine in engines.values():
-            _write(folder / "1" / _file_name(engine), artifact.read(engine.name))
-        return
     if isinstance(artifact, Plan):
-        model = onnx.load_model_from_string(artifact.read(MODEL))
+        graph = CUDA_GRAPH if CUDA_GRAPH in artifact.members else CPU_GRAPH
+        model = inline_weights(artifact.read(graph), {MODEL: artifact.read(MODEL)})
     else:
         model = onnx.load_model(artifact.path, load_external_data=False)
     serving_graph(model, artifact.manifest)

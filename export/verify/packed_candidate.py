@@ -15,11 +15,15 @@ from sbert_infer.errors import EngineError
 from sbert_infer.export.checkpoint.transformer import plain_tokenizer_json
 from sbert_infer.export.reference.encoder import Reference
 from sbert_infer.export.verify.candidate import Ids, Vectors
+from sbert_infer.export.verify.parity import cosine
+from sbert_infer.export.verify.probe_texts import SENTENCES
 from sbert_infer.text.packing import PackedRows, pack_rows
 from sbert_infer.text.tokenizer import Tokenizer
 from sbert_infer.types import Shape
 
 _ROWS = (1, 3)  # that run at once
+# Alone and among others, a text has the same vector but for rounding, in FP16 and in BF16.
+_SAME = 0.9999
 
 
 class PackedCandidate:
@@ -65,6 +69,18 @@ class PackedCandidate:
         except Exception as error:  # onnxruntime's own exceptions share no base class
             raise EngineError(f"onnxruntime {onnxruntime.__version__} can't run the graph: {error}") from error
         return output.reshape(-1, output.shape[2])[batch.packing.texts]  # from [rows, segments, dim]
+
+
+def can_pack(session: Any, reference: Reference) -> bool:
+    """Whether texts that share rows have the vectors that they have alone.
+
+    They have not if a layer other than attention mixes tokens, if attention does not heed the
+    segments, or if positions can't be given; code of a checkpoint's own may do any of that.
+    """
+    texts = ["a", "?", *SENTENCES[:6]]
+    alone = PackedCandidate(session, reference, packed=False).encode(texts)
+    together = PackedCandidate(session, reference, packed=True).encode(texts)
+    return bool(cosine(alone, together).min() >= _SAME)
 
 
 def packed_inputs(ids: Ids, packing: Packing) -> dict[str, Ids]:

@@ -23,8 +23,8 @@ from sbert_infer.similarity import unit_rows
 Vectors = npt.NDArray[np.float32]
 Item = TypeVar("Item")  # a text, or a pair of texts
 
-# By precision. BF16 rounds to 8 bits where FP16 rounds to 11, and 1 - cosine goes with the square of
-# that: on MiniLM it is 1.5e-4 at worst, and was 2.3e-6 in FP16.
+# By precision. BF16 rounds to 8 bits where FP16 rounds to 11, and 1 - cosine goes with the square
+# of that: on MiniLM it is 1.5e-4 at worst, and 2.3e-6 in FP16.
 MIN_COSINE = {"fp32": 0.9999, "fp16": 0.999, "bf16": 0.995, "int8": 0.98}
 _NEIGHBOURS = 10
 _MIXED = 8  # texts of different lengths in a batch

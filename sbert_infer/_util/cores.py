@@ -12,11 +12,11 @@ _CGROUP = Path("/sys/fs/cgroup")
 def usable_cores(cgroup: Path = _CGROUP) -> int:
     """The CPU affinity of this process, capped by the container's quota, rounded up."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _quota(cgroup)
+    quota = cpu_quota(cgroup)
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
 
 
-def _quota(cgroup: Path) -> float | None:
+def cpu_quota(cgroup: Path = _CGROUP) -> float | None:
     """CPU time per wall time that the cgroup (version 2 or 1) grants; None without a limit."""
     try:
         if (v2 := cgroup / "cpu.max").exists():

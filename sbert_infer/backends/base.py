@@ -54,6 +54,7 @@ class Backend(Protocol):
     max_batch_tokens: int
     min_batch_tokens: int  # a small call is split among the workers into batches no smaller than this
     packer: Packer | None  # packs texts into the only shapes that can run; None: padded, in any shape
+    length_multiple: int  # lengths that batches are best padded to
     outputs: tuple[str, ...]  # names of the graph's outputs that it can return
 
     def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> list[Array]:

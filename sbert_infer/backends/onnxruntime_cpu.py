@@ -36,6 +36,7 @@ class OnnxBackend:
 
     device = "cpu"
     packer: Packer | None = None
+    length_multiple = 1
     # A smaller batch is not worth handing to another worker.
     min_batch_tokens = 64
 

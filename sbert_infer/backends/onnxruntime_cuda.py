@@ -9,15 +9,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sbert_infer.artifact.plan_file import CUDA_GRAPH
 from sbert_infer.backends.base import CLOSED, Array, Batch
 from sbert_infer.backends.onnxruntime_install import CUDA_PROVIDER, not_started, preload_cuda, require_cuda
-from sbert_infer.backends.onnxruntime_session import Graph, OnnxModel, import_onnxruntime, open_session
+from sbert_infer.backends.onnxruntime_session import Graph, OnnxModel, PlanModel, import_onnxruntime, open_session
 from sbert_infer.errors import EngineError
 from sbert_infer.text.packing import Packer
 
 _MAX_BATCH_TOKENS = 16384  # not measured; a GPU needs much larger batches than a CPU
 _WORKERS_PER_GPU = 2  # while one copies, the other computes
 _MEMORY = "cuda"  # onnxruntime's name for a GPU's memory
+# Its memory-efficient attention takes a bias only for lengths that are a multiple of this (in
+# contrib_ops/cuda/bert/multihead_attention.cc), and tensor cores take FP16 in blocks of 8.
+_LENGTH_MULTIPLE = 8
 
 
 class OnnxCudaBackend:
@@ -29,6 +33,8 @@ class OnnxCudaBackend:
     def __init__(self, model: OnnxModel, gpus: Sequence[int], *, max_batch_tokens: int | None = None) -> None:
         self.device = ",".join(f"cuda:{gpu}" for gpu in gpus)
         self.workers = _WORKERS_PER_GPU * len(gpus)
+        half = isinstance(model, PlanModel) and model.name == CUDA_GRAPH  # FP32 has no such kernels
+        self.length_multiple = _LENGTH_MULTIPLE if half else 1
         self.max_batch_tokens = self.min_batch_tokens = max_batch_tokens or _MAX_BATCH_TOKENS
         self._free: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # (GPU, session) for each idle worker
         self._closed = False
@@ -67,12 +73,26 @@ class OnnxCudaBackend:
                 self._free.put((0, None))
 
 
+def provider_options(model: OnnxModel, gpu: int) -> dict[str, str]:
+    """Return the options of onnxruntime's CUDA provider; others keep their defaults."""
+    return {
+        "device_id": str(gpu),
+        # TF32 has 10 bits of fraction: enough for the 16-bit weights of a plan, too few for FP32.
+        "use_tf32": str(int(isinstance(model, PlanModel))),
+        # Before 1.28 a fused norm summed up in FP16 without this; later versions ignore it.
+        "enable_skip_layer_norm_strict_mode": "1",
+    }
+
+
 def _open(model: OnnxModel, gpu: int) -> Any:
     """Open a session and check that it uses the GPU: onnxruntime silently falls back to the CPU."""
     onnxruntime = import_onnxruntime()
     require_cuda(onnxruntime)
     preload_cuda(onnxruntime)
-    session = open_session(model, 1, [(CUDA_PROVIDER, {"device_id": gpu}), "CPUExecutionProvider"])
+    providers = [(CUDA_PROVIDER, provider_options(model, gpu)), "CPUExecutionProvider"]
+    # Batches have hundreds of shapes: to plan the memory of each keeps a plan for each, and takes
+    # one large block a run, for which an arena in pieces has to grow.
+    session = open_session(model, 1, providers, plan_memory=False)
     if CUDA_PROVIDER not in session.get_providers():
         raise EngineError(not_started(onnxruntime, gpu))
     return session

@@ -7,15 +7,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.artifact.plan_file import CPU_GRAPH, MODEL, Plan
+from sbert_infer.artifact.plan_file import CPU_GRAPH, CUDA_GRAPH, MODEL, Plan
 from sbert_infer.backends.base import Batch
 from sbert_infer.backends.onnxruntime_install import broken
 from sbert_infer.errors import EngineError
+
+_GRAPH = "graph.onnx"
 
 
 @dataclass(frozen=True)
@@ -39,18 +41,15 @@ class FileModel:
 class PlanModel:
     """A graph inside a plan. It is read again for each session, so its bytes are not kept."""
 
+    fused: ClassVar[bool] = True
+
     plan: Plan
-    name: str  # CUDA_GRAPH, or CPU_GRAPH; both use the weights in MODEL, CPU_GRAPH widens them to FP32
+    name: str  # CPU_GRAPH or CUDA_GRAPH, which use the weights in MODEL; the first widens them to FP32
 
     @property
     def path(self) -> Path:
         """The path of the plan."""
         return self.plan.path
-
-    @property
-    def fused(self) -> bool:
-        """Whether the export fused the graph for onnxruntime."""
-        return True
 
     @property
     def size(self) -> int:
@@ -63,6 +62,11 @@ class PlanModel:
 
 
 OnnxModel = FileModel | PlanModel
+
+
+def cuda_model(plan: Plan) -> PlanModel:
+    """Return the graph of `plan` for a GPU: a BF16 plan has only the one for CPUs, in FP32."""
+    return PlanModel(plan, CUDA_GRAPH if CUDA_GRAPH in plan.members else CPU_GRAPH)
 
 
 @dataclass(frozen=True)
@@ -88,13 +92,24 @@ class Graph:
         return arrays
 
 
-def open_session(model: OnnxModel, threads: int, providers: Sequence[Any] = ("CPUExecutionProvider",)) -> Any:
-    """Open a session that uses `threads` threads for each run."""
+def open_session(
+    model: OnnxModel,
+    threads: int,
+    providers: Sequence[Any] = ("CPUExecutionProvider",),
+    *,
+    plan_memory: bool = True,
+) -> Any:
+    """Open a session that uses `threads` threads for each run.
+
+    With `plan_memory` onnxruntime keeps, for every shape that it has seen, where in one block of
+    memory each tensor goes.
+    """
     onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    options.enable_mem_pattern = plan_memory
     if model.fused:  # onnxruntime's own fusions would undo some of the export's, which are better
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     with ExitStack() as stack:
@@ -116,9 +131,9 @@ def _place(model: OnnxModel, options: Any, stack: ExitStack) -> str | bytes:
         stack.callback(files.clear)  # onnxruntime keeps no reference: hold the bytes until it has loaded them
         return content
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="sbert-infer-")))  # onnxruntime before 1.24
-    for name, data in {**files, CPU_GRAPH: content}.items():
+    for name, data in {**files, _GRAPH: content}.items():
         (folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())
-    return str(folder / CPU_GRAPH)
+    return str(folder / _GRAPH)
 
 
 def import_onnxruntime() -> Any:

@@ -18,12 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sbert_infer.artifact.manifest import SENTENCE, TOKENS, Artifact
-from sbert_infer.artifact.plan_file import CPU_GRAPH, CUDA_GRAPH, MODEL, EngineFile, Plan
+from sbert_infer.artifact.plan_file import CPU_GRAPH, MODEL, EngineFile, Plan
 from sbert_infer.backends.base import Backend
 from sbert_infer.backends.devices import Device, gpu_indices
 from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
 from sbert_infer.backends.onnxruntime_cuda import OnnxCudaBackend
-from sbert_infer.backends.onnxruntime_session import FileModel, PlanModel
+from sbert_infer.backends.onnxruntime_session import FileModel, PlanModel, cuda_model
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.backend import TensorRTBackend
 from sbert_infer.backends.tensorrt.build import BUILD_VERSION
@@ -117,8 +117,7 @@ def _on_gpu(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tuple
         why = str(error)
         options.passed_over(_TENSORRT, why)
     try:
-        graph = CUDA_GRAPH if CUDA_GRAPH in plan.members else CPU_GRAPH  # there is none in BF16
-        return _onnxruntime_cuda(PlanModel(plan, graph), gpus, options), why
+        return _onnxruntime_cuda(cuda_model(plan), gpus, options), why
     except EngineError as error:
         options.passed_over(_CUDA, str(error))
         return None, f"{why}; {error}"

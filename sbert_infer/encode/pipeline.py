@@ -155,8 +155,10 @@ class Pipeline:
 
     def cut(self, lengths: Indices, max_batch_tokens: int, max_batch_texts: int | None = None) -> Sequence[Rows]:
         """Return which texts of these lengths run together, as the backend needs it."""
-        packer = self.backend.packer
-        return (cut_batches if packer is None else packer.pack)(lengths, max_batch_tokens, max_batch_texts)
+        if self.backend.packer is not None:
+            return self.backend.packer.pack(lengths, max_batch_tokens, max_batch_texts)
+        multiple, longest = self.backend.length_multiple, self.tokenizer.max_length
+        return cut_batches(lengths, max_batch_tokens, max_batch_texts, multiple, longest)
 
     def make_batch(self, tokenized: TokenizedTexts, rows: Rows, prompt_length: int = 0) -> Batch:
         """Return a batch of some texts, packed, or padded on the model's padding side."""

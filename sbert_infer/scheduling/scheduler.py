@@ -14,7 +14,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -59,6 +59,7 @@ class Limits:
     workers: int
     max_length: int  # of a text, in tokens
     max_batch_texts: int | None = None
+    length_multiple: int = 1  # that lengths are rounded up to, up to `max_length`
     packed: bool = False  # whether the workers pack texts into rows, instead of padding them
     max_queue_tokens: int = 2**20
     max_delay_s: float = 0.002
@@ -78,8 +79,8 @@ class Limits:
         if max_batch_tokens is not None and not 1 <= max_batch_tokens <= backend.max_batch_tokens:
             raise ValueError(f"max_batch_tokens must be 1 to {backend.max_batch_tokens}, the engine's own")
         budget, least = max_batch_tokens or backend.max_batch_tokens, backend.min_batch_tokens
-        batches = (budget, min(budget, least), backend.workers, max_length, max_batch_texts)
-        return cls(*batches, packed=backend.packer is not None, **rest)
+        limits = cls(budget, min(budget, least), backend.workers, max_length, max_batch_texts, **rest)
+        return replace(limits, length_multiple=backend.length_multiple, packed=backend.packer is not None)
 
     @cached_property
     def quantum(self) -> int:
@@ -341,10 +342,11 @@ class Scheduler:
         Any texts fill rows well, so those that are packed stay in their order, most urgent first.
         """
         budget, most = self._budget(lengths), self.limits.max_batch_texts
+        rounding = (self.limits.length_multiple, self.limits.max_length)
         if self.limits.packed:
             yield from ((group, None) for group in cut_in_order(lengths, int(_FILL * budget), most))
         else:
-            yield from ((batch.texts, batch.length) for batch in cut_batches(lengths, budget, most))
+            yield from ((batch.texts, batch.length) for batch in cut_batches(lengths, budget, most, *rounding))
 
     def _budget(self, lengths: Indices) -> int:
         """Return the tokens per batch: the backend's best, or less to give every worker a share.

@@ -152,8 +152,14 @@ class Workers:
         work.last_started = time.monotonic()
         calls = [(cast(Call, request), rows) for request, rows in parts]
         tokenized = TokenizedTexts.joined((call.tokenized, rows) for call, rows in calls)
-        how = {"length": work.length, "prompt_length": work.prompt_length, "alone": work.alone}
-        found, tokens = self._pipeline.run_all(tokenized, self._outputs, backend=backend, **how)
+        found, tokens = self._pipeline.run_all(
+            tokenized,
+            self._outputs,
+            length=work.length,
+            prompt_length=work.prompt_length,
+            backend=backend,
+            alone=work.alone,
+        )
         work.padded_tokens += tokens
         bad: list[Part] = []
         stop = 0

@@ -31,19 +31,24 @@ def cut_batches(
     lengths: Indices,
     max_batch_tokens: int,
     max_batch_texts: int | None = None,
+    multiple: int = 1,
+    longest: int | None = None,
 ) -> list[PaddedRows]:
     """Sort texts by length and cut them into batches of at most `max_batch_tokens`, padded.
 
     The cuts minimize the cost: the number of tokens that run, padding included, plus a little for
-    each batch. A batch is padded to its longest text. The longest texts come first, so that short
-    batches at the end keep every worker busy. A text longer than the budget runs alone.
+    each batch. A batch is padded to its longest text or, up to `longest`, to the next multiple of
+    `multiple`. The longest texts come first, so that short batches at the end keep every worker
+    busy. A text longer than the budget runs alone.
 
     >>> batches = cut_batches(np.array([35, 90, 36, 40]), max_batch_tokens=120)
     >>> [batch.texts.tolist() for batch in batches]
     [[1], [3, 2, 0]]
     """
     order = np.argsort(-lengths, kind="stable")
-    padded = np.maximum(lengths[order], 1)  # an empty text has no tokens if there are no special tokens
+    padded = np.maximum(
+        _rounded_up(lengths[order], multiple, longest), 1
+    )  # an empty text has no tokens if there are no special tokens
     counts = _batch_sizes(padded, max_batch_tokens, max_batch_texts or len(order))
     batches = []
     start = 0
@@ -52,6 +57,11 @@ def cut_batches(
         batches.append(PaddedRows(order[start:stop], int(padded[start])))
         start = stop
     return batches
+
+
+def _rounded_up(lengths: Indices, multiple: int, longest: int | None) -> Indices:
+    rounded = -(-lengths // multiple) * multiple
+    return rounded if longest is None else np.maximum(np.minimum(rounded, longest), lengths)
 
 
 def _batch_sizes(padded: Indices, max_batch_tokens: int, max_batch_texts: int) -> Indices:

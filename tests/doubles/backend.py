@@ -16,6 +16,7 @@ from sbert_infer import Engine
 from sbert_infer.artifact.manifest import SENTENCE
 from sbert_infer.backends.base import Backend, Batch
 from sbert_infer.text.packing import Packer
+from sbert_infer.types import Shape
 
 Vectors = npt.NDArray[np.float32]
 
@@ -29,6 +30,7 @@ class FakeBackend:
     max_batch_tokens = 128
     min_batch_tokens = 16
     packer: Packer | None = None
+    length_multiple = 1
     outputs: tuple[str, ...] = (SENTENCE,)
 
     def __init__(self, fault: Callable[[Vectors], object] = lambda vectors: None) -> None:
@@ -49,6 +51,33 @@ class FakeBackend:
 
     def close(self) -> None:
         self.closed = True
+
+
+class PackingBackend(FakeBackend):
+    """As `FakeBackend`, with the same vectors, but takes packed rows of a few shapes."""
+
+    def __init__(self, *shapes: Shape) -> None:
+        super().__init__()
+        self.packer = Packer(shapes, hidden=32)
+        self.max_batch_tokens = self.packer.max_tokens
+        self.shapes: list[tuple[int, int]] = []  # of each batch
+
+    def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> list[Vectors]:
+        packing = batch.packing
+        assert packing is not None
+        assert batch.shape in {shape[:2] for shape in self.packer.shapes}  # type: ignore[union-attr]
+        self.shapes.append(batch.shape)
+        sums = []
+        for row, segment in zip(*np.divmod(packing.texts, packing.starts.shape[1]), strict=True):
+            own = packing.segments[row] == segment + 1
+            pooled = np.zeros_like(own)
+            pooled[packing.starts[row, segment] : packing.ends[row, segment]] = True
+            assert not (pooled & ~own).any()
+            assert packing.positions[row][own].tolist() == list(range(np.count_nonzero(own)))
+            assert (batch.mask[row][own] == 1).all()
+            sums.append((batch.ids[row] * (packing.positions[row] + 1))[pooled].sum())
+        assert np.count_nonzero(batch.mask) == np.count_nonzero(packing.segments)
+        return [np.sin(np.array(sums)[:, None] + np.arange(32)).astype(np.float32)]
 
 
 def run_ids(backend: Backend, ids: Any, mask: Any, prompt_length: int = 0, *, alone: bool = False) -> Vectors:

@@ -20,9 +20,14 @@ from sbert_infer.export.reference.encoder import load_reference
 
 
 def write_graph(checkpoint: Path, kind: str, target: Path) -> None:
-    """Convert `checkpoint` to a "fused", "portable" or "half" graph, and write it to `target`."""
+    """Convert `checkpoint` to a "fused", "portable", "half" or "cuda" graph, and write it."""
     reference = load_reference(read_checkpoint(checkpoint))
-    model = to_half(reference) if kind == "half" else convert(reference, portable=kind == "portable")
+    if kind == "half":
+        model = to_half(reference)
+    elif kind == "cuda":
+        model = convert(reference, token_output=True, cuda=True)
+    else:
+        model = convert(reference, portable=kind == "portable")
     target.write_bytes(ir.to_proto(model).SerializeToString())
 
 
@@ -37,6 +42,7 @@ def use_graphs(patch: pytest.MonkeyPatch, graph: Callable[[str], Path]) -> None:
 
     patch.setattr(sentence, "convert", converted)
     patch.setattr(plan_export, "to_half", lambda *_, **__: load("half"))
+    patch.setattr(plan_export, "convert", lambda *_, **__: load("cuda"))
 
 
 def export_graph(checkpoint: Path, target: Path, options: ExportOptions, graph: Callable[[str], Path]) -> None:

@@ -20,7 +20,7 @@ from tests.repository.sources import PACKAGE, Module, modules, write_modules
 ORDERS = {
     "sbert_infer": """
         kernels < errors, types, _util, text, similarity < artifact < backends < encode < scheduling
-        < base_engine, engine, reranker, async_engine < __init__ < serve | embed | export < bench
+        < base_engine, engine, reranker, async_engine < __init__ < serve | embed | doctor | export < bench
     """,
     "sbert_infer.serve": """
         logs, settings < wire < models < metrics < http < routes < app < server < cli < __init__
@@ -28,12 +28,17 @@ ORDERS = {
     "sbert_infer.embed": """
         read < write < embedder, progress < job < local | ray < cli < __init__
     """,
+    "sbert_infer.doctor": """
+        probe | machine, packages < problems, requirements, trial < report < render < cli < __main__ < __init__
+    """,
     "sbert_infer.export": """
         options, write < checkpoint < reference < graph < precision < verify < families
         < plan_exporter, exporter | report | triton_server < cli
     """,
     "sbert_infer.bench": """
-        inside | errors, stats, workloads < contest < report, console < quality | load < session < cli | demo
+        inside | needs_gpu | errors, stats, workloads < contest < report, console
+        < quality | load | gpu_model < session
+        < cli | demo | base_model
     """,
 }
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from sbert_infer import AsyncEngine, Engine, EngineError, TextError, WorkerError
+from sbert_infer.artifact.manifest import SENTENCE
 from sbert_infer.scheduling.workers import Workers
-from tests.doubles.backend import FakeBackend, Gate, Vectors, run, run_ids, until
+from tests.doubles.backend import FakeBackend, Gate, Vectors, run, until
 from tests.models.checkpoints import TEXTS
 
 
@@ -22,8 +23,8 @@ def vector_of(engine: Engine, text: str) -> Vectors:
     """Return the fake's vector of a text, as it comes out of the model."""
     pipeline = engine.pipeline
     tokenized = pipeline.tokenizer(["sort these by topic: " + text])
-    batch = pipeline.make_batch(tokenized, np.array([0]), int(tokenized.lengths[0]))
-    vector: Vectors = run_ids(FakeBackend(), batch.ids, batch.mask)[0]
+    ((vectors,), _) = pipeline.run_all(tokenized, (SENTENCE,), backend=FakeBackend())
+    vector: Vectors = vectors[0]
     return vector
 
 

@@ -24,6 +24,7 @@ class TensorRTBackend:
     """Runs a TensorRT engine on one or more GPUs of the kind that it was built for."""
 
     threads = 1
+    length_multiple = 1
     outputs: tuple[str, ...] = (SENTENCE,)
     # Smaller batches do not keep a GPU busy, so a small call is not split further.
     min_batch_tokens = 2048

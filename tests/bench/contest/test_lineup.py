@@ -32,7 +32,7 @@ def test_the_rival_is_called_for_the_same_scores(reranker: Path) -> None:
     """The line-up has it, with a batch size to tune. Runs in this process to save imports."""
     artifact = open_artifact(reranker.with_suffix(".onnx"))
     checkpoint = {"model": str(reranker), "checkpoint": str(reranker), "pairs": True}
-    everyone = line_up([artifact], checkpoint, {"available": False})
+    everyone = line_up([artifact], checkpoint)
     assert [one.name for one in everyone] == [EAGER, "sbert-infer fp32", "sentence-transformers CrossEncoder"]
     assert everyone[-1].tunable
     pairs = [list(pair) for pair in make_pairs(make_workload("mixed", 20))]

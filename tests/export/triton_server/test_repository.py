@@ -9,31 +9,43 @@ import ast
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnx_ir as ir
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sbert_infer.artifact.profiles import make_profiles
 
 from sbert_infer import Engine
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.manifest import DataFile, Manifest
 from sbert_infer.artifact.onnx_file import append_metadata
-from sbert_infer.artifact.plan_file import CPU_GRAPH, MODEL, EngineFile, open_plan, write_plan
+from sbert_infer.artifact.plan_file import (
+    CPU_GRAPH,
+    CUDA_GRAPH,
+    MODEL,
+    EngineFile,
+    PackedRowsModel,
+    open_plan,
+    write_plan,
+)
 from sbert_infer.errors import ExportError
 from sbert_infer.export import exporter
 from sbert_infer.export.cli import main
+from sbert_infer.export.precision.cpu_graph import make_cpu_graph
+from sbert_infer.export.precision.cuda_graph import make_cuda_graph
 from sbert_infer.export.triton_server import repository as triton_repository
 from sbert_infer.export.triton_server.config import model_config
 from sbert_infer.export.triton_server.repository import write_repository
 from sbert_infer.similarity import unit_rows
 from sbert_infer.text.tokenizer import Tokenizer
+from sbert_infer.types import Shape
 from tests.doubles.triton import (
     KIND_CPU,
     KIND_GPU,
@@ -54,7 +66,6 @@ PROMPTED: dict[str, Any] = {
     "truncate_dim": 24,
     "normalize": False,
 }
-PLAIN = {"include_prompt": True, "truncate_dim": None}  # what a TensorRT engine can do in Triton
 ALL = [*ODD_TEXTS, *TEXTS]
 CLOSE = 1e-5  # of vectors about 5 long: padded to another length, sums are taken in another order
 
@@ -66,18 +77,20 @@ def prompted(export_checkpoint: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def plan(prompted: Path, graph_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model in FP16, without TensorRT engines and without a CPU graph."""
+    """The same model in FP16, with a TensorRT engine, which is not real."""
     path = tmp_path_factory.mktemp("plan") / "bert.plan"
-    artifact = open_artifact(prompted)
+    artifact, half = open_artifact(prompted), graph_of("bert", "half", **PROMPTED).read_bytes()
+    fused, cuda = (ir.from_proto(onnx.load(graph_of("bert", kind, **PROMPTED))) for kind in ("fused", "cuda"))
     with path.open("wb") as file:
         write_plan(
             file,
             replace(artifact.manifest, precision="fp16"),
             artifact.tokenizer_json,
-            model=graph_of("bert", "half", **PROMPTED).read_bytes(),
-            cpu_graph=b"",
-            engines={},
-            profiles=make_profiles(None, artifact.manifest.max_length, max_batch_tokens=1024),
+            model=half,
+            cpu_graph=make_cpu_graph(fused, half),
+            cuda_graph=make_cuda_graph(cuda, half),
+            engines={EngineFile("tensorrt", "10.9.0", "sm89", "NVIDIA L4"): b"engine"},
+            rows=PackedRowsModel(("input_ids", "segment_ids", "starts", "ends"), 32, (Shape(1, 64, 16),)),
             pooling="graph",
         )
     return path
@@ -115,18 +128,19 @@ def vectors(server: Server, name: str, *requests: Request) -> npt.NDArray[np.flo
     return np.concatenate([outcome["sentence_embedding"] for outcome in outcomes if isinstance(outcome, dict)])
 
 
-def with_engines(plan: Path, target: Path, *engines: EngineFile, **changes: Any) -> Path:
-    """A copy of the plan with these TensorRT engines, which are not real."""
+def without_cuda_graph(plan: Path, target: Path) -> Path:
+    """As a BF16 plan is."""
     opened = open_plan(plan)
     with target.open("wb") as file:
         write_plan(
             file,
-            replace(opened.manifest, **changes),
+            opened.manifest,
             opened.tokenizer_json,
             model=opened.read(MODEL),
             cpu_graph=opened.read(CPU_GRAPH),
-            engines={engine: f"engine for {engine.target}".encode() for engine in engines},
-            profiles=opened.profiles,
+            cuda_graph=None,
+            engines={},
+            rows=opened.rows,
             pooling="graph",
         )
     return target
@@ -145,18 +159,27 @@ def test_the_ensemble_gives_the_vectors_of_the_engine(prompted: Path, tmp_path: 
         np.testing.assert_allclose(vectors(server, served.name, *requests), expected, rtol=0, atol=CLOSE)
 
 
-def test_a_plan_without_engines_is_served_in_fp16_by_onnxruntime_on_gpus(
-    plan: Path, prompted: Path, tmp_path: Path
-) -> None:
-    repository = write_repository(plan, tmp_path / "models")
+@pytest.mark.parametrize("graph", [CUDA_GRAPH, CPU_GRAPH])
+def test_a_plan_is_served_by_onnxruntime_on_gpus(plan: Path, prompted: Path, tmp_path: Path, graph: str) -> None:
+    path = plan if graph == CUDA_GRAPH else without_cuda_graph(plan, tmp_path / "bert.plan")
+    repository = write_repository(path, tmp_path / "models")
     server = Server(tmp_path / "models")
     config = server.models["bert_model"].config
     assert (config.platform, config.instance_group[0].kind) == ("onnxruntime_onnx", KIND_GPU)
-    assert "no TensorRT engine" in repository.summary()
+    assert config.optimization.graph.level == -1  # the graph is fused already
+    assert ("packed rows" if graph == CUDA_GRAPH else "it runs in FP32") in repository.summary()
+    (file,) = (tmp_path / "models" / "bert_model" / "1").iterdir()  # with its weights inside
+    assert file.name == "model.onnx"
+    assert (onnx.TensorProto.FLOAT16 in types_of_products(onnx.load(file))) == (graph == CUDA_GRAPH)
     with Engine(prompted, on_truncate="ignore") as engine:
         expected = engine.encode(ALL, normalize_embeddings=True)
     got = unit_rows(vectors(server, "bert", *map(Request.of, ALL)))
     assert (got * expected).sum(axis=1).min() > 0.9999
+
+
+def types_of_products(model: onnx.ModelProto) -> set[int]:
+    types = {value.name: value.type.tensor_type.elem_type for value in model.graph.value_info}
+    return {types.get(node.output[0], 0) for node in model.graph.node if node.op_type == "MatMul"}
 
 
 def test_each_request_has_its_own_prompt(prompted: Path, tmp_path: Path) -> None:
@@ -252,55 +275,27 @@ def test_a_long_limit_does_not_let_many_long_texts_run_together(minilm_step: Pyt
     assert minilm_step.config.max_batch_size == 32
     artifact = open_artifact(prompted)
     long = replace(artifact, manifest=replace(artifact.manifest, max_length=8192))
-    assert triton_repository._served(long, {}).max_batch == 1
+    assert triton_repository._served(long).max_batch == 1
 
 
-def test_engines_of_tensorrt_are_served_by_tensorrt(plan: Path, tmp_path: Path) -> None:
-    engines = [EngineFile("tensorrt", "10.9.0", "sm89", "NVIDIA L4"), EngineFile("tensorrt", "10.9.0", "sm120", "X")]
-    rtx = EngineFile("tensorrt_rtx", "1.2.0", "sm89")
-    path = with_engines(plan, tmp_path / "gpu.plan", *engines, rtx, **PLAIN)
-    repository = write_repository(path, tmp_path / "models")
-    assert "runs     TensorRT" in repository.summary()
-    configs = {name: read_config(tmp_path / "models" / name) for name in ("gpu", "gpu_model", "gpu_tokenizer")}
-    check_ensemble(configs["gpu"], configs)
-    model, profiles = configs["gpu_model"], open_plan(plan).profiles
-    assert model.platform == "tensorrt_plan"
-    files = {cc: (tmp_path / "models/gpu_model/1" / name).read_bytes() for cc, name in model.cc_model_filenames.items()}
-    assert files == {"8.9": b"engine for sm89", "12.0": b"engine for sm120"}
-    assert list(model.instance_group[0].profile) == [str(index) for index in range(len(profiles))]
-    # Every batch that Triton may send must fit the profile of its length.
-    assert [each.inputs["input_ids"].dims[0] for each in model.model_warmup] == [each.length for each in profiles]
-    assert all(model.max_batch_size <= profile.max_batch for profile in profiles)
+def test_batches_on_gpus(plan: Path, tmp_path: Path) -> None:
+    """Every length is run before the first request, in batches no larger than `Engine` runs."""
+    served = write_repository(plan, tmp_path / "models").served
+    configs = {name: read_config(tmp_path / "models" / name) for name in ("bert", "bert_model", "bert_tokenizer")}
+    check_ensemble(configs["bert"], configs)
+    model = configs["bert_model"]
+    assert [each.inputs["input_ids"].dims[0] for each in model.model_warmup] == list(served.edges) == [16, 32, 64]
+    assert model.max_batch_size == served.batch_tokens // 64
     assert all(each.batch_size <= model.max_batch_size for each in model.model_warmup)
 
 
-@pytest.mark.parametrize(
-    ("runtime", "changes", "why"),
-    [
-        ("tensorrt_rtx", PLAIN, "Triton can't run engines of TensorRT-RTX"),
-        ("tensorrt", PLAIN | {"truncate_dim": 8}, "can't cut vectors"),
-        ("tensorrt", PLAIN | {"include_prompt": False}, "can't leave the prompt out of pooling"),
-    ],
-)
-def test_engines_that_triton_cannot_use_give_way_to_onnxruntime_with_a_note(
-    plan: Path, tmp_path: Path, runtime: str, changes: dict[str, Any], why: str
-) -> None:
-    path = with_engines(plan, tmp_path / "gpu.plan", EngineFile(runtime, "1.2.0", "sm89"), **changes)
-    repository = write_repository(path, tmp_path / "models")
-    assert why in repository.summary()
-    model = read_config(tmp_path / "models" / "gpu_model")
-    assert model.platform == "onnxruntime_onnx"
-    assert list(model.output[0].dims) == [changes["truncate_dim"] or 32]
-
-
-def test_a_plan_that_pools_outside_the_graph_is_refused(
-    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernel = replace(open_plan(plan), pooling="kernel")
-    monkeypatch.setattr(triton_repository, "open_artifact", lambda path: kernel)
-    with pytest.raises(ExportError, match="export it with --pooling graph"):
-        write_repository(plan, tmp_path / "models")
-    assert not (tmp_path / "models").exists()
+@given(longest=st.integers(1, 40000))
+def test_lengths_that_texts_are_padded_to(longest: int) -> None:
+    edges = triton_repository._edges(longest)
+    assert edges[-1] == longest
+    assert list(edges) == sorted(set(edges))
+    assert all(edge % 8 == 0 for edge in edges[:-1])
+    assert all(after <= 2 * before for before, after in pairwise(edges))
 
 
 # Files --------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import onnxruntime
 import pytest
 
 from sbert_infer import EngineError
-from sbert_infer.artifact.plan_file import MODEL, open_plan
+from sbert_infer.artifact.plan_file import CPU_GRAPH, CUDA_GRAPH, open_plan
 from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
-from sbert_infer.backends.onnxruntime_cuda import OnnxCudaBackend
-from sbert_infer.backends.onnxruntime_session import FileModel, OnnxModel, PlanModel, open_session
+from sbert_infer.backends.onnxruntime_cuda import OnnxCudaBackend, provider_options
+from sbert_infer.backends.onnxruntime_session import FileModel, OnnxModel, cuda_model, open_session
 from tests.doubles.backend import run_ids
 from tests.models.graphs import cosine
 
@@ -88,12 +89,36 @@ def test_a_silent_fall_back_to_the_cpu_is_refused(small_onnx: Path, monkeypatch:
         OnnxCudaBackend(FileModel(small_onnx), [1])
 
 
+def open_on_cpu(model: OnnxModel, gpu: int) -> Any:
+    return open_session(model, 1, plan_memory=False)
+
+
+def test_graphs_and_lengths_on_a_gpu(small_onnx: Path, small_plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FP16 kernels want lengths that are a multiple of 8."""
+    monkeypatch.setattr("sbert_infer.backends.onnxruntime_cuda._open", open_on_cpu)
+    plan = open_plan(small_plan)
+    model = cuda_model(plan)
+    assert model.name == CUDA_GRAPH
+    assert OnnxCudaBackend(model, [0]).length_multiple == 8
+    bf16 = replace(plan, members={name: size for name, size in plan.members.items() if name != CUDA_GRAPH})
+    assert cuda_model(bf16).name == CPU_GRAPH
+    assert OnnxCudaBackend(cuda_model(bf16), [0]).length_multiple == 1
+    assert OnnxCudaBackend(FileModel(small_onnx), [0]).length_multiple == 1
+
+
+def test_provider_options(small_onnx: Path, small_plan: Path) -> None:
+    assert provider_options(FileModel(small_onnx), 3)["device_id"] == "3"
+    assert provider_options(FileModel(small_onnx), 0)["use_tf32"] == "0"  # FP32 means FP32
+    assert provider_options(cuda_model(open_plan(small_plan)), 0)["use_tf32"] == "1"
+    assert provider_options(FileModel(small_onnx), 0)["enable_skip_layer_norm_strict_mode"] == "1"
+
+
 def test_bound_inputs_and_outputs(small_onnx: Path, small_plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backend for GPUs makes the same calls here, but in the CPU's memory."""
     monkeypatch.setattr("sbert_infer.backends.onnxruntime_cuda._MEMORY", "cpu")
-    monkeypatch.setattr("sbert_infer.backends.onnxruntime_cuda._open", lambda model, gpu: open_session(model, 1))
+    monkeypatch.setattr("sbert_infer.backends.onnxruntime_cuda._open", open_on_cpu)
     ids, mask = np.array([[2, 9, 10, 11, 3], [2, 9, 3, 0, 0]]), np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-    models: list[OnnxModel] = [FileModel(small_onnx), PlanModel(open_plan(small_plan), MODEL)]
+    models: list[OnnxModel] = [FileModel(small_onnx), cuda_model(open_plan(small_plan))]
     for model in models:
         backend, plain = OnnxCudaBackend(model, [0, 0]), OnnxBackend(FileModel(small_onnx))
         assert (backend.workers, backend.device) == (4, "cuda:0,cuda:0")

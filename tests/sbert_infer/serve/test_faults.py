@@ -12,7 +12,8 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.doubles.backend import FakeBackend, Gate, Vectors, run_ids
+from sbert_infer.artifact.manifest import SENTENCE
+from tests.doubles.backend import FakeBackend, Gate, Vectors
 from tests.sbert_infer.serve.conftest import Running, until
 
 BAD = "a bad text"
@@ -42,8 +43,7 @@ def faulty(server: Running, text: str, do: Callable[[Vectors, Any], object]) -> 
     """A fault for batches that hold `text`."""
     pipeline = server.server.models.first.engine.engine.pipeline
     tokenized = pipeline.tokenizer([text])
-    batch = pipeline.make_batch(tokenized, np.array([0]), int(tokenized.lengths[0]))
-    culprit = run_ids(FakeBackend(), batch.ids, batch.mask)[0]
+    ((culprit,), _) = pipeline.run_all(tokenized, (SENTENCE,), backend=FakeBackend())
 
     def fault(vectors: Vectors) -> None:
         found = (vectors == culprit).all(axis=1)

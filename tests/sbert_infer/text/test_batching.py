@@ -27,6 +27,15 @@ def test_each_text_runs_once_within_the_budget(lengths: list[int], budget: int, 
         assert count == 1 or count * batch.length <= budget
 
 
+@given(LENGTHS, BUDGETS, st.sampled_from([1, 8, 64]), st.integers(500, 520))
+def test_lengths_are_rounded_up_to_the_limit(lengths: list[int], budget: int, multiple: int, longest: int) -> None:
+    for batch in cut_batches(np.array(lengths, np.int64), budget, None, multiple, longest):
+        own = max(lengths[text] for text in batch.texts)
+        assert own <= batch.length < own + multiple
+        assert batch.length % multiple == 0 or batch.length == max(own, longest)
+        assert len(batch.texts) == 1 or batch.tokens <= budget
+
+
 @given(LENGTHS, BUDGETS, CAPS)
 def test_texts_of_like_length_run_together(lengths: list[int], budget: int, cap: int | None) -> None:
     batches = cut_batches(np.array(lengths, np.int64), budget, cap)

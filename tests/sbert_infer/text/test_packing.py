@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -85,18 +88,19 @@ def test_a_lone_text_runs_in_the_smallest_shape() -> None:
 # Work
 
 # Lengths as they occur: sentences with a tail of paragraphs; questions; paragraphs; all alike.
-MIXES = {
+MIXES: dict[str, Callable[[np.random.Generator, int], npt.NDArray[Any]]] = {
     "sentences": lambda random, count: random.lognormal(3.5, 0.9, count),
-    "questions": lambda random, count: 3 + random.poisson(8, count),
+    "questions": lambda random, count: 3.0 + random.poisson(8, count),
     "paragraphs": lambda random, count: random.normal(400, 100, count),
     "any": lambda random, count: random.uniform(3, 512, count),
-    "alike": lambda random, count: np.full(count, 300),
+    "alike": lambda random, count: np.full(count, 300.0),
 }
 
 
 def draw_lengths(mix: str, count: int, longest: int = 512) -> Lengths:
     lengths = MIXES[mix](np.random.default_rng(0), count)
-    return np.clip(lengths.round(), 3, longest).astype(np.int64)
+    rounded: Lengths = np.clip(lengths.round(), 3, longest).astype(np.int64)
+    return rounded
 
 
 def work(batches: list[PackedRows], hidden: int) -> float:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sbert_infer.artifact.profiles import Profile
 
 from sbert_infer import EngineError
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.build import build_engine
 from sbert_infer.backends.tensorrt.cuda_packages import driver_too_old, made_for, tensorrt_majors, version
+from sbert_infer.types import Shape
 from tests.doubles.packages import install, install_onnxruntime_gpu, install_tensorrt
 
 
@@ -106,4 +106,4 @@ def test_nothing_is_built_that_the_driver_can_not_run(
     driver((12, 2))
     trt = TensorRT(None, "tensorrt", "11.4.0.106", False, True, False, False)  # no module: it must not be touched
     with pytest.raises(EngineError, match=r"made for CUDA 13.* pip install tensorrt-cu12"):
-        build_engine(trt, b"", [Profile(8, 1, 1)])
+        build_engine(trt, b"", [Shape(1, 8, 2)])

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sbert_infer.artifact.profiles import Profile
 
 from sbert_infer import EngineError, SbertInferWarning
 from sbert_infer.backends.tensorrt import cuda

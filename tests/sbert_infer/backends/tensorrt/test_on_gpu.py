@@ -16,8 +16,7 @@ import pytest
 from sbert_infer import Engine
 from sbert_infer.artifact.plan_file import open_plan
 from sbert_infer.backends.select import BackendOptions, open_backend
-from tests.doubles.backend import run_ids
-from tests.models.graphs import cosine, tokens
+from tests.models.graphs import cosine
 
 pytestmark = pytest.mark.gpu
 
@@ -50,15 +49,12 @@ def texts_of(length: int, count: int) -> list[str]:
     return [" ".join(words[(row + at * (row + 1)) % 8] for at in range(length - 2)) for row in range(count)]
 
 
-def test_around_every_bucket_edge(plan: Path, minilm: Any) -> None:
+def test_every_shape(plan: Path, minilm: Any) -> None:
     with Engine(plan, strict=True) as engine:
-        for profile in open_plan(plan).profiles:
-            for length in (profile.length - 1, profile.length, profile.length + 1):
-                if length > engine.max_seq_length:
-                    continue
-                for count in (1, 2, 3, min(9, profile.max_batch)):
-                    texts = texts_of(length, count)
-                    assert cosine(engine.encode(texts), minilm.encode(texts)).min() >= MIN_COSINE
+        for shape in open_plan(plan).rows.shapes:
+            for length in (shape.length - 1, shape.length, shape.length // 3):
+                texts = texts_of(max(3, min(length, engine.max_seq_length)), shape.rows * 2)
+                assert cosine(engine.encode(texts), minilm.encode(texts)).min() >= MIN_COSINE
 
 
 def test_alone_or_in_a_batch(plan: Path) -> None:
@@ -69,14 +65,14 @@ def test_alone_or_in_a_batch(plan: Path) -> None:
 
 
 def test_graphs_make_no_difference(plan: Path) -> None:
-    inputs = tokens(plan, texts_of(20, 7))
-    length = next(profile.length for profile in open_plan(plan).profiles if profile.length >= 20)
-    ids, mask = (np.pad(array, ((0, 0), (0, length - array.shape[1]))) for array in inputs.values())
-    found = []
-    for cuda_graphs in (False, True):
-        backend = open_backend(open_plan(plan), BackendOptions(strict=True, cuda_graphs=cuda_graphs))
-        found += [np.array(run_ids(backend, ids, mask)) for _ in range(3)]
-        backend.close()
+    texts, found = texts_of(20, 7), []
+    with Engine(plan, strict=True) as engine:
+        for cuda_graphs in (False, True):
+            engine.pipeline.backend.close()
+            engine.pipeline.backend = open_backend(
+                open_plan(plan), BackendOptions(strict=True, cuda_graphs=cuda_graphs)
+            )
+            found += [engine.encode(texts) for _ in range(3)]
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])
 

@@ -1,0 +1,72 @@
+"""The report of `sbert-doctor`, as plain values: what `--json` prints, and what is rendered."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sbert_infer import __version__
+from sbert_infer.doctor.machine import Machine
+from sbert_infer.doctor.packages import Packages
+from sbert_infer.doctor.problems import Problem, find_problems
+
+SCHEMA = 1  # raise it when a key is renamed or removed
+
+
+def make_report(machine: Machine, packages: Packages, artifact: dict[str, Any] | None) -> dict[str, Any]:
+    """Put together what was found. It names neither the user's folders nor the machine."""
+    found = find_problems(machine, packages)
+    report = {
+        "schema": SCHEMA,
+        "sbert_infer": __version__,
+        "machine": asdict(machine),
+        "packages": {name: asdict(package) for name, package in packages.found.items()},
+        "onnxruntimes": list(packages.onnxruntimes),
+        "problems": [_entry(problem) for problem in found if not problem.note] + _of_artifact(machine, artifact),
+        "notes": [_entry(problem) for problem in found if problem.note],
+        "artifact": artifact,
+    }
+    return dict(_without_private(report))
+
+
+def _entry(problem: Problem) -> dict[str, str]:
+    return {name: value for name, value in asdict(problem).items() if name != "note"}
+
+
+def _of_artifact(machine: Machine, artifact: dict[str, Any] | None) -> list[dict[str, str]]:
+    """Return what is wrong with an artifact: it does not open, gives wrong vectors, or is slow."""
+    if artifact is None:
+        return []
+    name, problems = artifact["file"], []
+    if artifact["error"]:
+        problems.append(Problem("artifact", f"{name}: {artifact['error']}", "it can't be used", "see the message"))
+    for check in (artifact["run"] or {}).get("checks", []):
+        if not check["passed"]:
+            what = f"{name}: it is not true that {check['name']}"
+            cure = "export it again; if that does not help, report it with the output of sbert-doctor --json"
+            problems.append(Problem("wrong-vectors", what, "its results can't be trusted", cure))
+    if machine.driver_problem is None and artifact["passed_over"] and name.endswith(".plan"):
+        worst = artifact["passed_over"][0]
+        what = f"{name} does not run with {worst['choice']}: {worst['why']}"
+        cure = "as the reason says, or export it on this machine: sbert-export MODEL --fp16"
+        problems.append(Problem("not-the-best", what, "it runs slower, or starts later, than it could", cure))
+    return [_entry(problem) for problem in problems]
+
+
+def _without_private(value: Any) -> Any:
+    """Replace the folders of the environment and the user, and the machine's name, in all texts."""
+    if isinstance(value, dict):
+        return {key: _without_private(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_private(each) for each in value]
+    return _shortened(value) if isinstance(value, str) else value
+
+
+def _shortened(text: str) -> str:
+    home, host = str(Path.home()), socket.gethostname()
+    for private, public in ((sys.prefix, "<environment>"), (sys.base_prefix, "<python>"), (home, "~")):
+        text = text.replace(private, public) if len(private) > 1 else text
+    return text.replace(host, "<host>") if len(host) > 3 else text

@@ -1,0 +1,86 @@
+"""Engines on a backend that takes packed rows: the same vectors as with padding, and less waste."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from sbert_infer import AsyncEngine, Engine
+from sbert_infer.types import Shape
+from tests.doubles.backend import FakeBackend, PackingBackend, Vectors
+from tests.models.checkpoints import ODD_TEXTS, TEXTS
+
+SHAPES = (Shape(1, 16, 4), Shape(1, 64, 16), Shape(4, 64, 16))
+LONG = "one word after another " * 60
+ALL_TEXTS = [*TEXTS, *ODD_TEXTS, LONG, *TEXTS[:3]]
+
+
+@pytest.fixture
+def padded(small: Engine) -> Vectors:
+    """Return the vectors of all texts, with padding."""
+    use(small, FakeBackend())
+    return encode(small)
+
+
+def use(engine: Engine, backend: FakeBackend) -> None:
+    engine.pipeline.backend.close()
+    engine.pipeline.backend = backend
+
+
+def encode(engine: Engine, batch_size: int | None = None) -> Vectors:
+    engine.on_truncate = "ignore"
+    vectors: Vectors = engine.encode(ALL_TEXTS, prompt="", batch_size=batch_size)
+    return vectors
+
+
+def test_the_same_vectors_in_the_same_order(small: Engine, padded: Vectors) -> None:
+    use(small, PackingBackend(*SHAPES))
+    np.testing.assert_array_equal(encode(small), padded)
+    for batch_size in (1, 3):
+        np.testing.assert_array_equal(encode(small, batch_size=batch_size), padded)
+
+
+def test_all_that_runs_is_counted(small: Engine) -> None:
+    backend = PackingBackend(*SHAPES)
+    use(small, backend)
+    encode(small)
+    stats = small.last_stats
+    assert stats.padded_tokens == sum(rows * length for rows, length in backend.shapes)
+    assert stats.batches == len(backend.shapes)
+    assert 0 < stats.padding < 0.3
+
+
+def test_a_lone_text_runs_in_the_smallest_shape(small: Engine) -> None:
+    backend = PackingBackend(*SHAPES)
+    use(small, backend)
+    small.encode("a text", prompt="")
+    assert backend.shapes == [(1, 16)]
+
+
+def test_a_prompt_is_left_out_of_pooling(small: Engine) -> None:
+    """The model of `small` leaves its prompts out; the fake's vectors depend on what is pooled."""
+    backend = PackingBackend(*SHAPES)
+    use(small, backend)
+    tokenizer, prompt, text = small.pipeline.tokenizer, small.prompts["query"], TEXTS[0]
+    ids = tokenizer([prompt + text]).ids
+    pooled = np.arange(len(ids)) >= tokenizer.prompt_length(prompt)
+    total = (ids * np.arange(1, len(ids) + 1))[pooled].sum()
+    expected = np.sin(total + np.arange(32)).astype(np.float32)
+    np.testing.assert_array_equal(small.encode(text, prompt=prompt), expected[: small.truncate_dim])
+
+
+def test_many_callers(small: Engine, padded: Vectors) -> None:
+    backend = PackingBackend(*SHAPES)
+    use(small, backend)
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            calls = [engine.encode(text, prompt="", on_truncate="ignore") for text in ALL_TEXTS]
+            np.testing.assert_array_equal(np.stack(await asyncio.gather(*calls)), padded)
+            together = await engine.encode(ALL_TEXTS, prompt="", on_truncate="ignore")
+            np.testing.assert_array_equal(together, padded)
+            assert engine.stats().padded_tokens == sum(rows * length for rows, length in backend.shapes)
+
+    asyncio.run(main())
