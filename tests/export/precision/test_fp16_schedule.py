@@ -93,9 +93,9 @@ def test_bf16(make_checkpoint: Callable[..., Path]) -> None:
 
 
 def test_the_real_minilm(minilm_path: Path) -> None:
-    """The shapes of a plan, for one target."""
+    """Two shapes of a plan, for one target."""
     model = ir.to_proto(to_half(load_reference(read_checkpoint(minilm_path)))).SerializeToString()
-    shapes = [Shape(rows, length, length // 4) for length, most in ((512, 32), (128, 128)) for rows in (1, most)]
+    shapes = [Shape(1, 512, 128), Shape(128, 128, 32)]
     built = build_engine(load("tensorrt_rtx"), model, shapes, target="sm89").engine
     for found in read_schedules(built):
         assert (found.fused_attentions, found.softmaxes, found.capturable) == (6, 0, True)
