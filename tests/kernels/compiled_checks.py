@@ -76,6 +76,23 @@ def launch_split_spans(hidden: torch.Tensor) -> None:
     launch.launch_mean_pool_spans(hidden, spans, spans, longest=512, normalize=True, out_dtype=F16)
 
 
+def launch_packed_rows(dtype: torch.dtype) -> None:
+    """As a TensorRT engine of MiniLM is pooled: 32 rows of 512 tokens with many texts."""
+    spans = torch.zeros(1000, dtype=torch.int64)
+    hidden = torch.zeros(32 * 512, 384, dtype=dtype)
+    launch.launch_mean_pool_spans(hidden, spans, spans, longest=512, normalize=True, out_dtype=F32)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: str(target.arch))
+def test_the_code_for_packed_rows(target: GPUTarget, compiled: list[Any]) -> None:
+    compile_for(target)
+    for dtype in (F16, BF16):
+        launch_packed_rows(dtype)
+    assert len(compiled) == 2  # one launch each
+    for kernel in compiled:
+        assert problems(read(kernel), other_loads=frozenset({64})) == []
+
+
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: str(target.arch))
 def test_the_code_for(target: GPUTarget, compiled: list[Any]) -> None:
     compile_for(target)

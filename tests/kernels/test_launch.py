@@ -47,3 +47,9 @@ def test_loads_are_as_wide_as_the_strides_allow() -> None:
 def test_the_order_of_additions_does_not_depend_on_the_batch() -> None:
     shapes = [(1, 1), (1, 512), (64, 7), (4096, 128)]
     assert len({pick_tiles(torch.empty(batch, length, 384, dtype=torch.float16)) for batch, length in shapes}) == 1
+
+
+def test_packed_rows_are_split_only_where_texts_are_few() -> None:
+    assert split(1, 512) == ((1, 1, 4), True)  # a lone text
+    assert split(32, 90) == ((32, 1, 1), False)  # each a chunk
+    assert split(32 * 40, 512) == ((1280, 1, 1), False)  # full rows: one launch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -148,6 +149,7 @@ def test_only_a_gpu_needs_triton() -> None:
     """Without Triton the CPU pools, and a GPU says what is missing."""
     code = """
 import sys
+from dataclasses import replace
 sys.modules["triton"] = None  # as if it were not installed
 import torch
 from sbert_infer.kernels import mean_pool as module
@@ -167,3 +169,15 @@ def test_the_benchmark_says_that_there_is_no_gpu(capsys: pytest.CaptureFixture[s
 
     assert benchmark.main() == 1
     assert "no GPU found" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 16, 64), (3, 40, 8, 7), (2, 12, 24, 1)], ids=str)
+def test_the_rivals_of_the_benchmark_pool_the_same(shape: tuple[int, int, int, int]) -> None:
+    from sbert_infer.kernels.benchmark import PackedTokens
+
+    packed = PackedTokens.make(*shape, dtype=torch.float32, device="cpu")
+    packed = replace(packed, segments=max(packed.segments, shape[1] // shape[3]))
+    wanted = packed.by_kernel(packed.longest)
+    assert wanted.shape == (shape[0] * (shape[1] // shape[3]), shape[2])
+    torch.testing.assert_close(packed.by_eager(), wanted, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(packed.by_graph(), wanted, atol=1e-6, rtol=1e-5)

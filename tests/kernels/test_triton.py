@@ -46,5 +46,9 @@ def test_interpreted(triton_folder: Path, tmp_path: Path) -> None:
     run_checks("interpreted_checks.py", triton_folder, tmp_path, TRITON_INTERPRET="1")
 
 
+def test_canaries(triton_folder: Path, tmp_path: Path) -> None:
+    run_checks("canary_checks.py", triton_folder, tmp_path, TRITON_INTERPRET="1")
+
+
 def test_compiled(triton_folder: Path, tmp_path: Path) -> None:
     run_checks("compiled_checks.py", triton_folder, tmp_path, TRITON_INTERPRET="0")
