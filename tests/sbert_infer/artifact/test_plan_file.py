@@ -163,9 +163,10 @@ def test_an_older_format(plan_file: Path, tmp_path: Path) -> None:
     "change",
     [
         lambda head: head.update(extra=1),
-        lambda head: head.pop("profiles"),
+        lambda head: head.pop("rows"),
         lambda head: head["model"].update(extra=1),
         lambda head: head["members"].pop("cpu.onnx"),
+        lambda head: head["rows"].pop("hidden"),
         lambda head: head["engines"][0].update(colour="red"),
         lambda head: head.update(members=3),
     ],
