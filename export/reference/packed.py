@@ -111,7 +111,8 @@ def _running_max(tokens: Tensor, segment_ids: Tensor, kept: Tensor, limit: int) 
     reach = 1
     while reach < limit:
         back = (columns - reach).clamp(min=0)
-        same = (segment_ids[:, back] == segment_ids) & (columns >= reach)
-        highest = highest.maximum(highest[:, back].masked_fill(~same.unsqueeze(2), lowest))
+        same = (segment_ids.index_select(1, back) == segment_ids) & (columns >= reach)
+        before = highest.index_select(1, back).masked_fill(~same.unsqueeze(2), lowest)
+        highest = highest.maximum(before)
         reach *= 2
     return highest
