@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 
 from sbert_infer.export import exporter
 from sbert_infer.export import plan_exporter as plan_export
@@ -20,9 +21,12 @@ from sbert_infer.export.reference.encoder import load_reference
 
 
 def write_graph(checkpoint: Path, kind: str, target: Path) -> None:
-    """Convert `checkpoint` to a "fused", "portable" or "half" graph, and write it to `target`."""
+    """Convert `checkpoint` to a "fused", "portable", "half" or "bf16" graph, and write it."""
     reference = load_reference(read_checkpoint(checkpoint))
-    model = to_half(reference) if kind == "half" else convert(reference, portable=kind == "portable")
+    if kind in ("half", "bf16"):
+        model = to_half(reference, torch.float16 if kind == "half" else torch.bfloat16)
+    else:
+        model = convert(reference, portable=kind == "portable")
     target.write_bytes(ir.to_proto(model).SerializeToString())
 
 
@@ -36,7 +40,7 @@ def use_graphs(patch: pytest.MonkeyPatch, graph: Callable[[str], Path]) -> None:
         return load("portable" if portable else "fused")
 
     patch.setattr(sentence, "convert", converted)
-    patch.setattr(plan_export, "to_half", lambda *_, **__: load("half"))
+    patch.setattr(plan_export, "to_half", lambda _, dtype: load("half" if dtype == torch.float16 else "bf16"))
 
 
 def export_graph(checkpoint: Path, target: Path, options: ExportOptions, graph: Callable[[str], Path]) -> None:

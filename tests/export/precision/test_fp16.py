@@ -70,7 +70,7 @@ def test_parity_alone_in_mixed_rows_and_with_prompts(half: Half) -> None:
 
 
 def test_a_vector_does_not_depend_on_its_row(half: Half) -> None:
-    """Many short texts share a row, whatever else is in it; what differs is how sums are rounded."""
+    """Many short texts share a row; whatever else is in it changes but the rounding of sums."""
     session = open_half(half.content)
     assert can_pack(session, half.reference)
     candidate = PackedCandidate(session, half.reference, packed=True)
@@ -191,15 +191,14 @@ def test_every_product_is_fp16_and_every_norm_fp32(half: Half) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "t5", "gemma3_text"])
-def test_bf16(family: str, make_checkpoint: MakeCheckpoint) -> None:
-    reference = load_reference(read_checkpoint(make_checkpoint(family)))
-    content = ir.to_proto(to_half(reference, torch.bfloat16)).SerializeToString()
-    model = onnx.load_model_from_string(content)
+def test_bf16(family: str, half_of: HalfOf) -> None:
+    half = half_of(family, "bf16")
+    model = half.model
     types = {tensor.data_type for tensor in model.graph.initializer if len(tensor.dims) == 2 and min(tensor.dims) > 1}
     assert types == {onnx.TensorProto.BFLOAT16}
     assert [value.type.tensor_type.elem_type for value in model.graph.output] == [FLOAT, onnx.TensorProto.BFLOAT16]
-    candidate = PackedCandidate(open_half(content), reference, packed=True)
-    certificate = compare(candidate, expect(reference, ALL_TEXTS), MIN_COSINE["bf16"])
+    candidate = PackedCandidate(open_half(half.content), half.reference, packed=True)
+    certificate = compare(candidate, expect(half.reference, ALL_TEXTS), MIN_COSINE["bf16"])
     assert MIN_COSINE["bf16"] < certificate.min_cosine < 1 - 1e-6  # coarser than FP16
 
 
