@@ -149,6 +149,7 @@ def test_an_onnxruntime_of_two_versions(tmp_path: Path, small_onnx: Path) -> Non
     found = report(small_onnx, path=tmp_path)
     assert cures(found)["broken-onnxruntime"] == "pip install --force-reinstall --no-deps onnxruntime-gpu"
     assert "cannot import name 'gone'" in found["artifact"]["error"]
+    assert cures(found)["artifact"] == cures(found)["broken-onnxruntime"]
 
 
 def test_no_onnxruntime(tmp_path: Path, small_onnx: Path) -> None:
@@ -225,6 +226,19 @@ def test_a_report_names_no_user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # --------------------------------------------------------------------------------------------------
 # Running
+
+
+def test_an_onnx_file_beside_a_gpu(
+    small_onnx: Path, export_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "driver_problem", lambda: None)
+    (passed,) = trial.try_artifact(small_onnx)["passed_over"]
+    assert passed["choice"] == "onnxruntime on the GPU"
+    assert 'give device="cuda", or export the model with --fp16' in passed["why"]
+    (passed,) = trial.try_artifact(export_checkpoint("bert", int8=True))["passed_over"]
+    assert passed["why"] == "an ONNX file runs on the CPU: export the model with --fp16"
+    monkeypatch.setattr(cuda, "driver_problem", lambda: "there is no NVIDIA driver")
+    assert trial.try_artifact(small_onnx)["passed_over"] == []
 
 
 def test_every_kind_of_model_runs(
