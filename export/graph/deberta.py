@@ -45,8 +45,8 @@ def _fix(attention: Any, embeddings: Tensor | None) -> None:
         if kind in attention.pos_att_type:
             project = getattr(attention, {"c2p": "key_proj", "p2c": "query_proj"}[kind] if shared else own)
             heads = project(rows).view(len(rows), attention.num_attention_heads, -1)
-            # [heads, head_dim, 2 * span]. They are scaled here, not the queries and keys in the graph:
-            # TensorRT fuses attention only if nothing else uses its scaled queries.
+            # [heads, head_dim, 2 * span]. They are scaled here, not the queries and keys in the
+            # graph: TensorRT fuses attention only if nothing else uses its scaled queries.
             attention.__dict__[name] = (heads.permute(1, 2, 0) * score_scale(attention)).contiguous().detach()
 
 

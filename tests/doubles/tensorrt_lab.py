@@ -126,8 +126,10 @@ class Bench:
     def close(self) -> None:
         self.stream.synchronize()
         self.context = None
-        for buffer in (*self.sent.values(), *self.inputs.values(), self.output, self.received, self.activations):
-            buffer.close()
+        for host in (*self.sent.values(), self.received):
+            host.close()
+        for device in (*self.inputs.values(), self.output, self.activations):
+            device.close()
         self.stream.close()
 
 
