@@ -82,7 +82,7 @@ def test_a_plan_without_engines(make_checkpoint: MakeCheckpoint) -> None:
 @pytest.mark.usefixtures("traced")
 def test_engines_are_real(make_checkpoint: MakeCheckpoint) -> None:
     pytest.importorskip("tensorrt_rtx")
-    result = invoke(make_checkpoint(), *SHORT, "--target", "sm89,SM_120")
+    result = invoke(make_checkpoint(), *SHORT, "--target", "sm89", "--target", "SM_120")
     assert result.exit_code == 0, result.output
     plan = open_plan(Path("tiny-bert.plan"))
     assert [engine.target for engine in plan.engines] == ["sm89", "sm120"]
@@ -198,7 +198,12 @@ def test_pooling_by_the_kernel(make_checkpoint: MakeCheckpoint, monkeypatch: pyt
     """The TensorRT engines give token vectors; the model inside the plan gives both."""
     pytest.importorskip("tensorrt_rtx")
     kept = []
-    monkeypatch.setattr(plan_export, "build", lambda *_, output, **__: kept.append(output) or b"engine")
+
+    def build(*_: object, output: str, **__: object) -> bytes:
+        kept.append(output)
+        return b"engine"
+
+    monkeypatch.setattr(plan_export, "build", build)
     for pooling in ("graph", "kernel"):
         options = ("--target", "sm89", "--pooling", pooling, "-o", f"{pooling}.plan")
         assert invoke(make_checkpoint(), *SHORT, *options).exit_code == 0
