@@ -198,7 +198,12 @@ def test_pooling_by_the_kernel(make_checkpoint: MakeCheckpoint, monkeypatch: pyt
     """The TensorRT engines give token vectors; the model inside the plan gives both."""
     pytest.importorskip("tensorrt_rtx")
     kept = []
-    monkeypatch.setattr(plan_export, "build", lambda *_, output, **__: kept.append(output) or b"engine")
+
+    def build(*_: object, output: str, **__: object) -> bytes:
+        kept.append(output)
+        return b"engine"
+
+    monkeypatch.setattr(plan_export, "build", build)
     for pooling in ("graph", "kernel"):
         options = ("--target", "sm89", "--pooling", pooling, "-o", f"{pooling}.plan")
         assert invoke(make_checkpoint(), *SHORT, *options).exit_code == 0
