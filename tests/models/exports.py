@@ -21,7 +21,7 @@ from sbert_infer.export.reference.encoder import load_reference
 
 
 def write_graph(checkpoint: Path, kind: str, target: Path) -> None:
-    """Convert `checkpoint` to a graph of this kind, "bf16" or "cuda" say, and write it."""
+    """Convert `checkpoint` to a graph (fused, portable, half, bf16, cuda), and write it."""
     reference = load_reference(read_checkpoint(checkpoint))
     if kind in ("half", "bf16"):
         model = to_half(reference, torch.float16 if kind == "half" else torch.bfloat16)
