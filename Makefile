@@ -110,12 +110,15 @@ bench-serve: setup $(RIVALS)/.installed ## sbert-serve under load, against infin
 		--serve sbert-serve=http://127.0.0.1:8090 plain=http://127.0.0.1:8091 infinity=http://127.0.0.1:8092/embeddings \
 		--pid $$ours --pid $$plain --pid $$infinity --markdown --json bench-serve.json --html bench-serve-report.html
 
+BASE := bert-base-random-weights
+CUDA_BENCH := --device cuda --workload short --workload mixed --workload long --num-texts 20000 --markdown
+
 bench-gpu: BIN := $(GPU)/bin
 bench-gpu: $(GPU)/.installed ## the benchmark on an NVIDIA GPU: TensorRT, onnxruntime, eager FP16, and the pooling kernel
 	$(NEEDS_GPU)
-	$(BIN)/sbert-export "$$($(MINILM))" --fp16 --pooling kernel --force -o kernel.plan
-	$(BIN)/sbert-bench "$$($(MINILM))" kernel.plan --workload short --workload mixed --num-texts 20000 \
-		--markdown --json bench-gpu.json --html bench-gpu-report.html
+	test -d $(BASE) || $(BIN)/python -m sbert_infer.bench.base_model "$$($(MINILM))" $(BASE)
+	$(BIN)/sbert-bench "$$($(MINILM))" $(CUDA_BENCH) --json bench-gpu.json --html bench-gpu-report.html
+	$(BIN)/sbert-bench $(BASE) $(CUDA_BENCH) --json bench-gpu-base.json --html bench-gpu-base-report.html
 	$(BIN)/python -m sbert_infer.kernels.benchmark
 
 clean: ## remove .venv, caches and build leftovers

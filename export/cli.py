@@ -54,6 +54,7 @@ much, nothing is, and the exit code is 1.
 )
 @click.option(
     "--target",
+    multiple=True,
     metavar="GPUS",
     help="GPUs to build TensorRT-RTX engines for, such as sm89,sm120, or none. [this machine's GPU]",
 )
@@ -118,7 +119,7 @@ def _options(
     *,
     calibration: Path | None,
     lengths: Path | None,
-    target: str | None,
+    target: tuple[str, ...],
     max_batch_tokens: int | None,
     outputs: str,
     **same: Any,
@@ -133,7 +134,7 @@ def _options(
     return ExportOptions(
         calibration=_read_lines(calibration),
         lengths=_read_lengths(lengths),
-        targets=_split_targets(target),
+        targets=_split_targets(",".join(target)) if target else None,
         outputs=[name.strip() for name in outputs.split(",")],
         **same,
     )
@@ -200,10 +201,8 @@ def _read_lengths(path: Path | None) -> list[int]:
     return [int(line) for _, line in lines]
 
 
-def _split_targets(text: str | None) -> list[str] | None:
-    """`sm89,sm120` -> both; `none` -> an empty list; no option -> None, the GPU of this machine."""
-    if text is None:
-        return None
+def _split_targets(text: str) -> list[str]:
+    """`sm89,sm120` -> both; `none` -> an empty list."""
     names = [name.strip().lower().replace("_", "") for name in text.split(",")]
     if names == ["none"]:
         return []

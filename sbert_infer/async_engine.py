@@ -26,7 +26,7 @@ from sbert_infer.errors import EngineError, OverloadedError, warn
 from sbert_infer.reranker import Reranker
 from sbert_infer.scheduling.call import CallOptions, within
 from sbert_infer.scheduling.call_queue import CallQueue
-from sbert_infer.scheduling.scheduler import Limits
+from sbert_infer.scheduling.limits import Limits
 from sbert_infer.scheduling.stats import AsyncStats, CallCounts
 from sbert_infer.text.inputs import as_list, as_pairs, as_texts, check_on_truncate, check_pairs, check_texts
 from sbert_infer.types import Encoded, Observe, OnTruncate, Side, Text

@@ -18,7 +18,7 @@ from sbert_infer.text.packing import PackedRows, pack_rows
 from sbert_infer.text.shapes import choose_shapes
 
 BUSY = 0.9  # what we ask of a GPU
-SLOTS = 2  # as in sbert_infer/backends/tensorrt/backend.py
+SLOTS = 3  # as in sbert_infer/backends/tensorrt/backend.py
 MAX_BATCH_TOKENS = 16384
 _WINDOWS = 8
 _CORES = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96)

@@ -9,6 +9,7 @@ not exist; its vector is what the modules after pooling make of zeros.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,8 @@ class PackedReference(nn.Module):
         options = {"position_ids": self._places(input_ids, position_ids)} if self._takes_positions else {}
         mask = (segment_ids > 0).to(torch.int64)
         tokens = self.reference.token_vectors(input_ids, mask, **options).to(self.dtype)
-        pooled = self._pool(tokens, segment_ids, position_ids, starts, ends)
+        modes, longest = self.reference.checkpoint.pooling.modes, self.reference.checkpoint.max_length
+        pooled = pool(modes, tokens, segment_ids, position_ids, starts, ends, longest)
         vectors: Tensor = self.reference.head(pooled.flatten(0, 1))  # as for a batch of texts
         return vectors.view(*starts.shape, -1), tokens
 
@@ -66,24 +68,36 @@ class PackedReference(nn.Module):
         skipped = (earlier & is_pad.unsqueeze(1)).to(torch.float32).sum(dim=2).to(torch.int64)
         return torch.where(is_pad, pad, position_ids + self._first_position - skipped)
 
-    def _pool(self, tokens: Tensor, segment_ids: Tensor, position_ids: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
-        """[rows, length, width] -> [rows, segments, width * modes] in FP32."""
-        columns = torch.arange(tokens.shape[1])
-        first, last = starts.unsqueeze(2), ends.unsqueeze(2) - 1
-        inside = (columns >= first) & (columns <= last)  # [rows, segments, length]
-        pooled = []
-        for mode in self.reference.checkpoint.pooling.modes:
-            if mode == "max":
-                highest = _running_max(tokens, segment_ids, inside.any(dim=1), self.reference.checkpoint.max_length)
-                pooled.append(_weighted_mean(highest, inside & (columns == last)))
-            elif mode in ("cls", "lasttoken"):
-                pooled.append(_weighted_mean(tokens, inside & (columns == (first if mode == "cls" else last))))
-            elif mode == "weightedmean":  # the first token of the text weighs 1, the second 2, and so on
-                pooled.append(_weighted_mean(tokens, inside * (position_ids + 1).unsqueeze(1)))
-            else:
-                size = (ends - starts).unsqueeze(2).to(torch.float32)
-                pooled.append(_weighted_mean(tokens, inside) * (size.sqrt() if mode == "mean_sqrt_len" else 1.0))
-        return torch.cat(pooled, dim=-1)
+
+def pool(
+    modes: Sequence[str],
+    tokens: Tensor,
+    segment_ids: Tensor,
+    position_ids: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    longest: int,
+) -> Tensor:
+    """[rows, length, width] -> [rows, segments, width * modes] in FP32.
+
+    `longest` is the most tokens of a segment.
+    """
+    columns = torch.arange(tokens.shape[1])
+    first, last = starts.unsqueeze(2), ends.unsqueeze(2) - 1
+    inside = (columns >= first) & (columns <= last)  # [rows, segments, length]
+    pooled = []
+    for mode in modes:
+        if mode == "max":
+            highest = _running_max(tokens, segment_ids, inside.any(dim=1), longest)
+            pooled.append(_weighted_mean(highest, inside & (columns == last)))
+        elif mode in ("cls", "lasttoken"):
+            pooled.append(_weighted_mean(tokens, inside & (columns == (first if mode == "cls" else last))))
+        elif mode == "weightedmean":  # the first token of the text weighs 1, the second 2, and so on
+            pooled.append(_weighted_mean(tokens, inside * (position_ids + 1).unsqueeze(1)))
+        else:
+            size = (ends - starts).unsqueeze(2).to(torch.float32)
+            pooled.append(_weighted_mean(tokens, inside) * (size.sqrt() if mode == "mean_sqrt_len" else 1.0))
+    return torch.cat(pooled, dim=-1)
 
 
 def _weighted_mean(tokens: Tensor, weights: Tensor) -> Tensor:
@@ -111,7 +125,8 @@ def _running_max(tokens: Tensor, segment_ids: Tensor, kept: Tensor, limit: int) 
     reach = 1
     while reach < limit:
         back = (columns - reach).clamp(min=0)
-        same = (segment_ids[:, back] == segment_ids) & (columns >= reach)
-        highest = highest.maximum(highest[:, back].masked_fill(~same.unsqueeze(2), lowest))
+        same = (segment_ids.index_select(1, back) == segment_ids) & (columns >= reach)
+        before = highest.index_select(1, back).masked_fill(~same.unsqueeze(2), lowest)
+        highest = highest.maximum(before)
         reach *= 2
     return highest

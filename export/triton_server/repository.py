@@ -105,7 +105,7 @@ def _note(artifact: Artifact) -> str:
     if not isinstance(artifact, Plan):
         return ""
     if CUDA_GRAPH not in artifact.members:
-        return f"{artifact.manifest.precision} has no kernels of attention in onnxruntime: it runs in FP32"
+        return f"a plan in {artifact.manifest.precision} has no 16-bit graph for onnxruntime: it runs in FP32"
     if artifact.engines:
         return "its TensorRT engines take packed rows, which Triton can't fill: onnxruntime runs the FP16 graph"
     return ""

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime
-import torch
 
+from sbert_infer.artifact.manifest import SENTENCE
 from sbert_infer.backends.onnxruntime_session import FileModel, open_session
 from sbert_infer.encode.sparse import SparseOutput, SparseRows
 from sbert_infer.engine import Engine
@@ -79,15 +79,11 @@ def open_outputs(path: Path, *names: str) -> Callable[[Ids, Ids], list[Vectors]]
 
 
 class GraphCandidate:
-    """A graph in a session of onnxruntime on the CPU.
-
-    `reference` tokenizes, and pools where the graph does not.
-    """
+    """A graph for padded batches in a session of onnxruntime on the CPU; `reference` tokenizes."""
 
     def __init__(self, session: Any, reference: Reference) -> None:
         self._session, self._reference = session, reference
         self._tokenizing = threading.Lock()  # the tokenizer must not be used by two threads at once
-        self._output = session.get_outputs()[0].name
 
     def encode(self, texts: Sequence[str], prompt: str = "") -> Vectors:
         """Encode `texts` in one batch."""
@@ -95,14 +91,12 @@ class GraphCandidate:
             ids, mask = self._reference.tokenize([prompt + text for text in texts])
             prompt_length = self._reference.prompt_length(prompt)
         inputs = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
-        pooled = self._output == "sentence_embedding"
-        if pooled and not self._reference.checkpoint.pooling.include_prompt:
+        if not self._reference.checkpoint.pooling.include_prompt:
             inputs["prompt_length"] = np.array(prompt_length)
         try:
-            output = self._session.run([self._output], inputs)[0]
+            vectors: Vectors = self._session.run([SENTENCE], inputs)[0]
         except Exception as error:  # onnxruntime's own exceptions share no base class
             raise EngineError(f"onnxruntime {onnxruntime.__version__} can't run the graph: {error}") from error
-        vectors: Vectors = output if pooled else self._pool(output, mask, prompt_length)
         if not np.isfinite(vectors).all():
             raise EngineError("the graph gives NaN or infinity")
         return vectors
@@ -111,14 +105,9 @@ class GraphCandidate:
         """Encode `texts` in one batch."""
         return self.encode(texts)
 
-    @torch.inference_mode()
-    def _pool(self, tokens: Vectors, mask: torch.Tensor, prompt_length: int) -> Vectors:
-        vectors: Vectors = self._reference.pool(torch.from_numpy(tokens), mask, torch.tensor(prompt_length)).numpy()
-        return vectors
-
 
 def open_half(model: bytes) -> Any:
-    """Open the FP16 graph `model` with its rounding made explicit; see `fp16_emulation.py`.
+    """Open `model`, in FP16 or BF16, with its rounding made explicit; see `fp16_emulation.py`.
 
     From a file with external weights: in FP32 they may exceed protobuf's 2 GB.
     """

@@ -71,7 +71,8 @@ def open_backend(artifact: Artifact, options: BackendOptions) -> Backend:
     gpus = gpu_indices("cpu" if options.device is None else options.device)
     if not gpus:
         if options.device is None:
-            options.passed_over(_CUDA, 'an ONNX file runs on the CPU: give device="cuda", or export it with --fp16')
+            other = "" if artifact.manifest.precision == "int8" else 'give device="cuda", or '
+            options.passed_over(_CUDA, f"an ONNX file runs on the CPU: {other}export the model with --fp16")
         return _onnxruntime_cpu(model, options)
     if artifact.manifest.precision == "int8":  # onnxruntime would silently run its products on the CPU
         raise EngineError(f"{artifact.path}: 8-bit is for CPUs; for a GPU export it with --fp16")

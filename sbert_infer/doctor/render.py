@@ -58,8 +58,9 @@ def _packages(packages: dict[str, Any], onnxruntimes: list[str]) -> Iterator[str
         if package["version"] is None:
             yield _line(name, "-")
             continue
-        shown = " and ".join(onnxruntimes) if name == "onnxruntime" and onnxruntimes else name
-        yield _line(shown, ", ".join(_package(package)))
+        which = f" ({' and '.join(onnxruntimes)})" if name == "onnxruntime" and onnxruntimes != [name] else ""
+        version, *more = _package(package)
+        yield _line(name, ", ".join([version + which, *more]))
 
 
 def _package(package: dict[str, Any]) -> Iterator[str]:

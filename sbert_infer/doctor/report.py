@@ -42,7 +42,9 @@ def _of_artifact(machine: Machine, artifact: dict[str, Any] | None) -> list[dict
         return []
     name, problems = artifact["file"], []
     if artifact["error"]:
-        problems.append(Problem("artifact", f"{name}: {artifact['error']}", "it can't be used", "see the message"))
+        what, _, command = artifact["error"].rpartition(": ")
+        what, cure = (what, command) if command.startswith("pip ") else (artifact["error"], "as the message says")
+        problems.append(Problem("artifact", f"{name}: {what}", "it can't be used", cure))
     for check in (artifact["run"] or {}).get("checks", []):
         if not check["passed"]:
             what = f"{name}: it is not true that {check['name']}"

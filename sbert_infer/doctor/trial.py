@@ -21,6 +21,7 @@ from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, Artifact
 from sbert_infer.artifact.plan_file import Plan
 from sbert_infer.backends.select import BackendOptions, WouldBuildError, open_backend
+from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.doctor.packages import end_of_process
 from sbert_infer.errors import SbertInferError
 
@@ -62,6 +63,8 @@ def try_artifact(path: Path, device: str | None = None, run: bool = False) -> di
             artifact = open_artifact(path)
             result |= _describe(artifact)
             result["uses"] = _choose(artifact, options)
+            if cuda.driver_problem() and not isinstance(artifact, Plan):
+                passed_over.clear()  # an ONNX file has no better choice than the CPU where there is no GPU
             if run:
                 result["run"] = _run(artifact, device)
     except (SbertInferError, ValueError, OSError) as error:

@@ -12,7 +12,8 @@ from sbert_infer.encode.output import Indices
 from sbert_infer.encode.pipeline import Pipeline, unique_texts
 from sbert_infer.errors import EngineError, WorkerError
 from sbert_infer.scheduling.call import Call, CallOptions, Deadlines, guess_tokens
-from sbert_infer.scheduling.scheduler import Limits, Scheduler
+from sbert_infer.scheduling.limits import Limits
+from sbert_infer.scheduling.scheduler import Scheduler
 from sbert_infer.scheduling.stats import AsyncStats, CallCounts
 from sbert_infer.scheduling.tokenizer_pool import TokenizerPool
 from sbert_infer.scheduling.workers import Workers

@@ -11,8 +11,9 @@ from itertools import count
 import numpy as np
 from hypothesis import strategies as st
 
+from sbert_infer.scheduling.limits import Limits
 from sbert_infer.scheduling.request import Request, Work
-from sbert_infer.scheduling.scheduler import Limits, Scheduler
+from sbert_infer.scheduling.scheduler import Scheduler
 
 LIMITS = Limits(max_batch_tokens=512, min_batch_tokens=64, workers=2, max_length=256)
 SPEED = 5000.0  # tokens per second and worker

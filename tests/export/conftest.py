@@ -25,10 +25,13 @@ def traced(graph_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Ca
 
 @pytest.fixture(scope="session")
 def half_of(make_checkpoint: Callable[..., Path], graph_of: Callable[..., Path]) -> Callable[..., Half]:
-    """`half_of("bert", pooling=...)`: the reference of a `make_checkpoint`, and its FP16 graph."""
+    """`half_of("bert", pooling=...)`: the reference of a `make_checkpoint`, and its FP16 graph.
 
-    def get(family: str = "bert", **options: Any) -> Half:
+    `half_of("bert", "bf16")`: in BF16.
+    """
+
+    def get(family: str = "bert", kind: str = "half", **options: Any) -> Half:
         reference = load_reference(read_checkpoint(make_checkpoint(family, **options)))
-        return Half(reference, graph_of(family, "half", **options).read_bytes())
+        return Half(reference, graph_of(family, kind, **options).read_bytes())
 
     return get

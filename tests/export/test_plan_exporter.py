@@ -6,18 +6,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
 
 from sbert_infer import CorruptError, Engine
 from sbert_infer.artifact.plan_file import MODEL, open_plan
 from sbert_infer.export import plan_exporter as plan_export
 from sbert_infer.export.cli import main
-from sbert_infer.export.precision.fp16 import to_half
-from tests.models.checkpoints import TEXTS
+from tests.models.checkpoints import TEXTS, WIDTH
 
 MakeCheckpoint = Callable[..., Path]
 
@@ -56,11 +54,21 @@ def test_a_plan_without_engines(make_checkpoint: MakeCheckpoint) -> None:
     assert not plan.engines
     assert plan.manifest.precision == "fp16"
     assert plan.manifest.parity["min_cosine"] >= plan.manifest.parity["threshold"] == 0.999
-    assert plan.profiles[-1].length == plan.manifest.max_length == 8
+    assert plan.rows.shapes[-1].length == plan.manifest.max_length == 8
+    assert plan.rows.inputs == ("input_ids", "segment_ids", "position_ids", "starts", "ends")
+    assert plan.rows.hidden == WIDTH
 
     report = invoke("--inspect", "tiny-bert.plan")
     assert report.exit_code == 0
-    for text in ("plan, ", "fp16", "none inside", "8 tokens", "cosine min", *plan.members, plan.members[MODEL][1]):
+    for text in (
+        "plan, ",
+        "fp16",
+        "none inside",
+        "x 8 tokens, up to 2 texts in a row",
+        "cosine min",
+        *plan.members,
+        plan.members[MODEL][1],
+    ):
         assert text in report.stdout, text
 
     content = bytearray(plan.path.read_bytes())
@@ -74,7 +82,7 @@ def test_a_plan_without_engines(make_checkpoint: MakeCheckpoint) -> None:
 @pytest.mark.usefixtures("traced")
 def test_engines_are_real(make_checkpoint: MakeCheckpoint) -> None:
     pytest.importorskip("tensorrt_rtx")
-    result = invoke(make_checkpoint(), *SHORT, "--target", "sm89,SM_120")
+    result = invoke(make_checkpoint(), *SHORT, "--target", "sm89", "--target", "SM_120")
     assert result.exit_code == 0, result.output
     plan = open_plan(Path("tiny-bert.plan"))
     assert [engine.target for engine in plan.engines] == ["sm89", "sm120"]
@@ -101,6 +109,7 @@ def test_without_the_package_that_builds(make_checkpoint: MakeCheckpoint, monkey
     [
         (("--fp16", "--int8"), "--fp16"),
         (("--fp16", "--portable"), "--fp16"),
+        (("--bf16",), "--fp16 --bf16"),
         (("--target", "sm89"), "--target"),
         (("--pooling", "kernel"), "--pooling"),
         (("--max-batch-tokens", "64"), "--max-batch-tokens"),
@@ -113,21 +122,20 @@ def test_options_that_do_not_go_together(
 
 
 @pytest.mark.usefixtures("traced")
-def test_buckets_follow_the_lengths_given(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_rows_follow_the_lengths_given(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     numbers = tmp_path / "lengths.txt"
-    numbers.write_text("\n".join(["24"] * 90 + ["33"] * 10))
+    numbers.write_text("\n".join(["40"] * 100))
     options = ("--fp16", "--target", "none", "--max-batch-tokens", "256")
     assert invoke(make_checkpoint(), *options, "--lengths", numbers).exit_code == 0
-    profiles = open_plan(Path("tiny-bert.plan")).profiles
-    assert [(profile.length, profile.max_batch) for profile in profiles] == [(24, 10), (40, 6), (64, 4)]
+    shapes = open_plan(Path("tiny-bert.plan")).rows.shapes
+    assert {shape.length for shape in shapes} == {40, 64}  # texts of 40 tokens would leave the most of 64 empty
+    assert max(shape.tokens for shape in shapes) <= 256
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(TEXTS))
-    assert invoke(make_checkpoint(), *options, "--calibration", texts, "--force").exit_code == 0
-    with Engine("tiny-bert.plan", device="cpu") as engine:
-        engine.encode(TEXTS)
-        longest = int(engine.pipeline.tokenizer(TEXTS).lengths.max())
-    edges = [profile.length for profile in open_plan(Path("tiny-bert.plan")).profiles]
-    assert -(-longest // 8) * 8 in edges
+    result = invoke(make_checkpoint(), *options, "--calibration", texts, "--force")
+    assert result.exit_code == 0
+    assert "tokens, packed" in result.stderr
+    assert {shape.length for shape in open_plan(Path("tiny-bert.plan")).rows.shapes} != {40, 64}
 
 
 def test_lengths_that_are_no_numbers(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
@@ -154,19 +162,55 @@ def test_nothing_is_written_if_the_vectors_differ(make_checkpoint: MakeCheckpoin
 
 
 @pytest.mark.usefixtures("traced")
-def test_pooling_by_the_kernel(
-    make_checkpoint: MakeCheckpoint, export_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan_export, "to_half", to_half)  # the real one: no other plan has this graph
-    assert invoke(make_checkpoint(), *SHORT, "--target", "none", "--pooling", "kernel").exit_code == 0
+def test_a_plan_in_bf16(make_checkpoint: MakeCheckpoint) -> None:
+    assert invoke(make_checkpoint(), *SHORT, "--bf16", "--target", "none").exit_code == 0
     plan = open_plan(Path("tiny-bert.plan"))
-    assert plan.pooling == "kernel"
-    (output,) = onnx.load_from_string(plan.read(MODEL)).graph.output
-    assert output.name == "token_embeddings"
-    with Engine(plan.path, device="cpu") as engine, Engine(export_checkpoint(), device="cpu") as other:
-        vectors, expected = engine.encode(["a b", "c"]), other.encode(["a b", "c"])
-    assert (vectors * expected).sum(1).min() > 0.9999
-    assert np.abs(vectors - expected).max() < 1e-2
+    assert plan.manifest.precision == "bf16"
+    assert plan.manifest.parity["threshold"] == 0.995
+    assert "bf16" in invoke("--inspect", "tiny-bert.plan").stdout
+
+
+def test_a_model_beyond_fp16_is_exported_to_bf16(copy_checkpoint: MakeCheckpoint) -> None:
+    path = copy_checkpoint("t5")
+    weights = load_file(path / "model.safetensors")
+    weights["encoder.block.1.layer.1.DenseReluDense.wo.weight"] *= 1e5  # its residual sum, not what follows the norm
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    error = refused(path, *SHORT, "--target", "none")
+    assert "encoder.block.1.layer.1.DenseReluDense.wo" in error
+    assert "--fp16 --bf16" in error
+
+    result = invoke(path, *SHORT, "--bf16", "--target", "none")
+    assert result.exit_code == 0, result.output
+    expected = SentenceTransformer(str(path), device="cpu").encode(["a b", "c"])
+    with Engine("tiny-t5.plan", device="cpu") as engine:
+        vectors = engine.encode(["a b", "c"])
+    assert (vectors * expected).sum(1).min() > 0.999
+
+
+@pytest.mark.usefixtures("traced")
+def test_bf16_for_a_gpu_that_has_none(make_checkpoint: MakeCheckpoint) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    assert "sm75 has no BF16" in refused(make_checkpoint(), *SHORT, "--bf16", "--target", "sm75,sm89")
+
+
+@pytest.mark.usefixtures("traced")
+def test_pooling_by_the_kernel(make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The TensorRT engines give token vectors; the model inside the plan gives both."""
+    pytest.importorskip("tensorrt_rtx")
+    kept = []
+
+    def build(*_: object, output: str, **__: object) -> bytes:
+        kept.append(output)
+        return b"engine"
+
+    monkeypatch.setattr(plan_export, "build", build)
+    for pooling in ("graph", "kernel"):
+        options = ("--target", "sm89", "--pooling", pooling, "-o", f"{pooling}.plan")
+        assert invoke(make_checkpoint(), *SHORT, *options).exit_code == 0
+        assert open_plan(Path(f"{pooling}.plan")).pooling == pooling
+    assert kept == ["sentence_embedding", "token_embeddings"]
+    models = {open_plan(Path(f"{pooling}.plan")).read(MODEL) for pooling in ("graph", "kernel")}
+    assert len(models) == 1
 
 
 def test_pooling_that_the_kernel_can_not_do(make_checkpoint: MakeCheckpoint) -> None:

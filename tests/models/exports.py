@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 
 from sbert_infer.export import exporter
 from sbert_infer.export import plan_exporter as plan_export
@@ -20,10 +21,10 @@ from sbert_infer.export.reference.encoder import load_reference
 
 
 def write_graph(checkpoint: Path, kind: str, target: Path) -> None:
-    """Convert `checkpoint` to a "fused", "portable", "half" or "cuda" graph, and write it."""
+    """Convert `checkpoint` to a graph (fused, portable, half, bf16, cuda), and write it."""
     reference = load_reference(read_checkpoint(checkpoint))
-    if kind == "half":
-        model = to_half(reference)
+    if kind in ("half", "bf16"):
+        model = to_half(reference, torch.float16 if kind == "half" else torch.bfloat16)
     elif kind == "cuda":
         model = convert(reference, token_output=True, cuda=True)
     else:
@@ -41,7 +42,7 @@ def use_graphs(patch: pytest.MonkeyPatch, graph: Callable[[str], Path]) -> None:
         return load("portable" if portable else "fused")
 
     patch.setattr(sentence, "convert", converted)
-    patch.setattr(plan_export, "to_half", lambda *_, **__: load("half"))
+    patch.setattr(plan_export, "to_half", lambda _, dtype: load("half" if dtype == torch.float16 else "bf16"))
     patch.setattr(plan_export, "convert", lambda *_, **__: load("cuda"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from sbert_infer import Engine, EngineError, SbertInferWarning
 from sbert_infer.artifact.plan_file import CPU_GRAPH, MODEL, Plan, open_plan
 from sbert_infer.backends.onnxruntime_session import PlanModel, open_session
 from sbert_infer.backends.tensorrt import cuda
+from sbert_infer.backends.tensorrt.build import BuiltEngine
 from tests.models.checkpoints import ODD_TEXTS, TEXTS
-from tests.models.graphs import cosine, tokens
+from tests.models.graphs import cosine
 
 ALL_TEXTS = [*TEXTS, *ODD_TEXTS]
 
@@ -74,14 +76,28 @@ def test_an_onnx_model_is_refused_on_a_gpu_that_is_not_there(small_onnx: Path) -
         Engine(small_onnx, device="gpu0")
 
 
-def test_the_graph_for_gpus_gives_the_same_vectors(small_plan: Path, small_reference: Any) -> None:
-    """The graph for TensorRT and onnxruntime on a GPU, run on the CPU, gives the same vectors."""
-    session = open_session(PlanModel(open_plan(small_plan), MODEL), 1)
-    inputs = tokens(small_plan, TEXTS)
-    assert {value.name for value in session.get_inputs()} == {*inputs, "prompt_length"}  # required: no default
-    vectors = session.run(["sentence_embedding"], {**inputs, "prompt_length": np.array(0)})[0]
-    expected = small_reference.encode(TEXTS, prompt="", truncate_dim=vectors.shape[1])
-    assert cosine(vectors, expected).min() >= 0.9995
+@pytest.mark.parametrize("rtx", [False, True], ids=["tensorrt", "rtx"])
+def test_on_a_double_of_a_gpu(
+    rtx: bool, small_plan: Path, small_reference: Any, lab: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of the path is real but TensorRT and CUDA: the plan's own model runs on onnxruntime."""
+    from tests.doubles.tensorrt import MAGIC, double_tensorrt
+
+    trt = double_tensorrt(lab().machine, open_plan(small_plan).rows.shapes, rtx=rtx)
+    monkeypatch.setattr("sbert_infer.backends.select.installed", lambda: [trt])
+    monkeypatch.setattr(
+        "sbert_infer.backends.tensorrt.build_cache.build_engine",
+        lambda trt, model, shapes, **_: BuiltEngine(MAGIC + model, b""),
+    )
+    with pytest.warns(SbertInferWarning, match="one was built"):
+        engine = Engine(small_plan, on_truncate="ignore")
+    with engine:
+        assert engine.device == "cuda:0"
+        for prompt in ("", *engine.prompts.values()):
+            vectors = engine.encode(ALL_TEXTS, prompt=prompt)
+            assert cosine(vectors, small_reference.encode(ALL_TEXTS, prompt=prompt)).min() >= 0.9995
+            alone = np.stack([engine.encode(text, prompt=prompt) for text in ALL_TEXTS])
+            assert cosine(vectors, alone).min() >= 0.99999
 
 
 def test_weights_are_stored_once(small_plan: Path) -> None:

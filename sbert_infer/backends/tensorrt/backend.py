@@ -1,4 +1,4 @@
-"""The TensorRT backend: two slots per GPU, so that one can copy while the other computes."""
+"""The TensorRT backend: several slots per GPU, so that some can copy while another computes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError
 from sbert_infer.text.packing import Packer
 
-_SLOTS_PER_DEVICE = 2
+# By simulation (docs/gpu.md), two keep a GPU busy that runs a base-size model; the third helps a
+# small model on a fast GPU, whose batches are short beside what Python does for each.
+_SLOTS_PER_DEVICE = 3
 
 
 class TensorRTBackend:

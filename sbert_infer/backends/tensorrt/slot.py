@@ -41,7 +41,7 @@ class Pooler(Protocol):
 
 
 class Slot:
-    """Runs one batch at a time. With two slots on a GPU, one copies while the other computes."""
+    """Runs one batch at a time. With several slots on a GPU, one copies while another computes."""
 
     def __init__(self, engine: LoadedEngine, shapes: Sequence[Shape], pooler: Pooler | None) -> None:
         self.engine, self._pooler = engine, pooler

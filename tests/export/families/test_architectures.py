@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +21,12 @@ from transformers import dynamic_module_utils
 
 from sbert_infer import Engine
 from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.plan_file import open_plan
 from sbert_infer.errors import CheckpointError, ExportError
 from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.graph.trace import convert
+from sbert_infer.export.options import Progress, no_progress
 from sbert_infer.export.reference.encoder import Reference, load_reference
 from tests.models.checkpoints import ODD_TEXTS, TEXTS, edit_json
 from tests.models.families import LAYERS, NEWER, randomize
@@ -230,7 +233,7 @@ class NewModel(PreTrainedModel):
 
     def forward(self, input_ids, attention_mask=None, **options):
         hidden = self.embeddings(input_ids)
-        away = (1 - attention_mask[:, None, :]) * -1e4
+        away = ((1 - attention_mask[:, None, :]) * -1e4).to(hidden.dtype)
         for layer in self.layers:
             scores = layer(hidden) @ hidden.transpose(1, 2) + away
             hidden = hidden + scores.softmax(-1) @ hidden
@@ -268,6 +271,20 @@ def test_own_code_that_is_trusted(own_code: Path, tmp_path: Path) -> None:
     model = SentenceTransformer(str(own_code), device="cpu", trust_remote_code=True)
     with Engine(tmp_path / "new.onnx", on_truncate="ignore") as engine:
         assert_close(engine.encode(ALL_TEXTS), model.encode(ALL_TEXTS), 1e-5)
+
+
+def test_own_code_that_does_not_know_of_packed_rows(own_code: Path, tmp_path: Path) -> None:
+    """Its attention would see the other texts of a row, so a plan gives each text its own."""
+    steps = []
+
+    def step(name: str, detail: str, total: int) -> AbstractContextManager[Progress]:
+        steps.append(f"{name} {detail}")
+        return nullcontext(no_progress)
+
+    export(own_code, tmp_path / "new.plan", ExportOptions(fp16=True, targets=[], trust_remote_code=True), step=step)
+    shapes = open_plan(tmp_path / "new.plan").rows.shapes
+    assert {shape.segments for shape in shapes} == {1}
+    assert any("this model's texts can't share a row" in detail for detail in steps)
 
 
 @pytest.mark.parametrize(("key", "value"), [("n_embd", 48), ("n_layer", 4), ("rotary_emb_base", 10_000)])

@@ -47,6 +47,7 @@ def test_a_layer_that_overflows_is_named(make_checkpoint: MakeCheckpoint) -> Non
     with pytest.raises(ExportError, match=r"the output of encoder\.layer\.1\.output\.dense reaches 6e\+04") as caught:
         check_overflow(reference, TEXTS)
     assert "65504" in str(caught.value)
+    assert "--fp16 --bf16" in str(caught.value)
     assert "FP32" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -60,6 +61,17 @@ def test_a_residual_sum_that_overflows_is_found(make_checkpoint: MakeCheckpoint)
     for layer in ("query", "key", "value"):  # nothing else sees the large number
         parameter(reference, f"encoder.layer.1.attention.self.{layer}.weight")[:, 3] = 0
     with pytest.raises(ExportError, match=r"the input of encoder\.layer\.1\.attention\.output\.LayerNorm reaches 4e"):
+        check_overflow(reference, TEXTS)
+
+
+def test_a_dense_module_that_overflows_is_named(make_checkpoint: MakeCheckpoint) -> None:
+    reference = load(make_checkpoint, dense=[{"out_features": 8}])
+    weight = reference.head.get_parameter("0.linear.weight").data
+    weight.fill_(3e4)
+    with pytest.raises(ExportError, match=r"the output of head\.0\.linear reaches"):
+        check_overflow(reference, TEXTS)
+    weight.fill_(1e5)
+    with pytest.raises(ExportError, match=r"the weights head\.0\.linear\.weight reach 1e\+05"):
         check_overflow(reference, TEXTS)
 
 

@@ -148,18 +148,25 @@ def test_a_changed_manifest(plan_file: Path, tmp_path: Path) -> None:
 
 
 def test_a_newer_format(plan_file: Path, tmp_path: Path) -> None:
-    newer = rewrite(plan_file, tmp_path / "a.plan", lambda head: head.update(plan_version=2))
-    with pytest.raises(VersionError, match=r"a\.plan: plan format 2.*upgrade"):
+    newer = rewrite(plan_file, tmp_path / "a.plan", lambda head: head.update(plan_version=3))
+    with pytest.raises(VersionError, match=r"a\.plan: plan format 3.*upgrade"):
         open_plan(newer)
+
+
+def test_an_older_format(plan_file: Path, tmp_path: Path) -> None:
+    older = rewrite(plan_file, tmp_path / "a.plan", lambda head: head.update(plan_version=1))
+    with pytest.raises(VersionError, match=r"a\.plan: plan format 1, .*export it again with `sbert-export"):
+        open_plan(older)
 
 
 @pytest.mark.parametrize(
     "change",
     [
         lambda head: head.update(extra=1),
-        lambda head: head.pop("profiles"),
+        lambda head: head.pop("rows"),
         lambda head: head["model"].update(extra=1),
         lambda head: head["members"].pop("cpu.onnx"),
+        lambda head: head["rows"].pop("hidden"),
         lambda head: head["engines"][0].update(colour="red"),
         lambda head: head.update(members=3),
     ],

@@ -126,9 +126,9 @@ def test_a_provider_that_does_not_start(
     there = FakeOnnxruntime("CUDAExecutionProvider", printed=printed)
     session = SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
 
-    def open_session(model: Any, threads: int, providers: Any) -> Any:
+    def open_session(model: Any, threads: int, providers: Any, **_: Any) -> Any:
         assert there.preloads == 1  # before the session is opened
-        assert providers[0] == ("CUDAExecutionProvider", {"device_id": 1})
+        assert (providers[0][0], providers[0][1]["device_id"]) == ("CUDAExecutionProvider", "1")
         return session
 
     monkeypatch.setattr("sbert_infer.backends.onnxruntime_cuda.import_onnxruntime", lambda: there)

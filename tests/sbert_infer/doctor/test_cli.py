@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,7 @@ def test_an_onnxruntime_of_two_versions(tmp_path: Path, small_onnx: Path) -> Non
     found = report(small_onnx, path=tmp_path)
     assert cures(found)["broken-onnxruntime"] == "pip install --force-reinstall --no-deps onnxruntime-gpu"
     assert "cannot import name 'gone'" in found["artifact"]["error"]
+    assert cures(found)["artifact"] == cures(found)["broken-onnxruntime"]
 
 
 def test_no_onnxruntime(tmp_path: Path, small_onnx: Path) -> None:
@@ -227,6 +229,19 @@ def test_a_report_names_no_user(monkeypatch: pytest.MonkeyPatch) -> None:
 # Running
 
 
+def test_an_onnx_file_beside_a_gpu(
+    small_onnx: Path, export_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "driver_problem", lambda: None)
+    (passed,) = trial.try_artifact(small_onnx)["passed_over"]
+    assert passed["choice"] == "onnxruntime on the GPU"
+    assert 'give device="cuda", or export the model with --fp16' in passed["why"]
+    (passed,) = trial.try_artifact(export_checkpoint("bert", int8=True))["passed_over"]
+    assert passed["why"] == "an ONNX file runs on the CPU: export the model with --fp16"
+    monkeypatch.setattr(cuda, "driver_problem", lambda: "there is no NVIDIA driver")
+    assert trial.try_artifact(small_onnx)["passed_over"] == []
+
+
 def test_every_kind_of_model_runs(
     small_onnx: Path, reranker_onnx: Path, small_plan: Path, export_checkpoint: Callable[..., Path]
 ) -> None:
@@ -236,6 +251,32 @@ def test_every_kind_of_model_runs(
         assert found["passed_over"] == []
         assert all(check["passed"] for check in found["run"]["checks"])
         assert found["run"]["texts_per_s"] > 0
+
+
+def test_sparse_and_multi_vector_encoders_run(once: Callable[..., Path], tmp_path: Path) -> None:
+    from sbert_infer.export.exporter import export
+    from tests.models.multi_vectors import write_multi_vector
+    from tests.models.sparse_encoders import write_splade
+
+    for write in (write_splade, write_multi_vector):
+        name = write.__name__
+        path = once(
+            f"doctor {name}",
+            f"{name}.onnx",
+            lambda target, write=write: export(write(tmp_path / write.__name__), target),
+        )
+        found = trial.try_artifact(path, "cpu", run=True)
+        assert found["error"] is None
+        assert all(check["passed"] for check in found["run"]["checks"])
+
+
+def test_a_plan_that_could_run_better_is_a_problem_only_where_there_is_a_gpu() -> None:
+    passed = [{"choice": "TensorRT", "why": "TensorRT is not installed"}]
+    plan = trial._nothing(Path("model.plan")) | {"uses": "onnxruntime", "passed_over": passed}
+    machine, packages = look_at_machine(), look_at_packages()
+    for problem, names in (("there is no NVIDIA driver", []), (None, ["not-the-best"])):
+        found = make_report(replace(machine, driver_problem=problem), packages, plan)["problems"]
+        assert [each["name"] for each in found if each["name"] == "not-the-best"] == names
 
 
 def test_wrong_vectors_are_noticed(small_onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:

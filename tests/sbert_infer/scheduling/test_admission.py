@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from sbert_infer import OverloadedError
+from sbert_infer.scheduling.limits import Limits
 from sbert_infer.scheduling.request import Request
-from sbert_infer.scheduling.scheduler import Limits, Scheduler
+from sbert_infer.scheduling.scheduler import Scheduler
 from tests.doubles.simulation import LIMITS, SPEED, Simulation, natural_lengths, request
 
 

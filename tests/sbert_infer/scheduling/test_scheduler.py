@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbert_infer.scheduling.limits import Limits
 from sbert_infer.scheduling.request import Request
-from sbert_infer.scheduling.scheduler import Limits, Scheduler
+from sbert_infer.scheduling.scheduler import Scheduler
 from sbert_infer.text.batching import cut_batches
 from tests.doubles.simulation import LENGTHS, LIMITS, SPEED, Simulation, Unread, loads, natural_lengths, request
 

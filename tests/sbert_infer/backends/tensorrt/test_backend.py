@@ -101,7 +101,7 @@ def test_token_vectors_are_pooled_on_the_same_stream(lab: Callable[..., Lab]) ->
 def test_what_the_pipeline_is_told(lab: Callable[..., Lab]) -> None:
     backend = lab(gpus=2).open(devices=(0, 1))
     assert backend.packer == PACKER
-    assert (backend.workers, backend.threads, backend.device) == (4, 1, "cuda:0,cuda:1")
+    assert (backend.workers, backend.threads, backend.device) == (6, 1, "cuda:0,cuda:1")
     assert backend.max_batch_tokens == max(shape.tokens for shape in SHAPES) == 48
     assert backend.describe() == "tensorrt 0.0 on Double GPU (cuda:0), Double GPU (cuda:1)"
 
@@ -183,13 +183,13 @@ def test_rtx_captures_by_itself(lab: Callable[..., Lab], cuda_graphs: bool) -> N
 def test_rtx_compiles_for_the_first_process_only(lab: Callable[..., Lab]) -> None:
     there = lab()
     there.open(rtx=True)
-    assert there.machine.compiled == len(SHAPES)  # once for both slots, before any batch
+    assert there.machine.compiled == len(SHAPES)  # once for all slots, before any batch
     there.open(rtx=True)  # the first is still open: kernels are kept as soon as every shape has run
     assert there.machine.compiled == len(SHAPES)
 
 
 def test_memory_is_bounded(lab: Callable[..., Lab]) -> None:
-    """Buffers, contexts and graphs are made at the start, for two slots."""
+    """Buffers, contexts and graphs are made at the start, for three slots."""
     there = lab()
     backend = there.open()
     made = ("cudaMalloc", "cudaHostAlloc", "create_execution_context")
@@ -198,7 +198,7 @@ def test_memory_is_bounded(lab: Callable[..., Lab]) -> None:
         for shape in SHAPES:
             check(backend, shape, seed)
     assert [there.machine.names().count(name) for name in made] == before
-    assert there.machine.alive["context"] == there.machine.alive["graph executable"] == 2 * len(SHAPES)
+    assert there.machine.alive["context"] == there.machine.alive["graph executable"] == 3 * len(SHAPES)
     assert there.machine.alive["graph"] == 0
 
 
