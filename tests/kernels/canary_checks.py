@@ -5,8 +5,6 @@ is filled with a sentinel: NaN, or a number that no index may be. Each address t
 or writes is checked to be that of an element, and the sentinels to be there afterwards.
 """
 
-# ruff: noqa: N803
-
 from __future__ import annotations
 
 import os
@@ -57,7 +55,8 @@ class Buffer:
         """Return which of the addresses are those of elements."""
         places, rest = np.divmod(addresses - self.memory.data_ptr(), self.memory.element_size())
         inside = (places >= 0) & (places < len(self.elements)) & (rest == 0)
-        return inside & self.elements[np.where(inside, places, 0)]
+        found: npt.NDArray[np.bool_] = inside & self.elements[np.where(inside, places, 0)]
+        return found
 
     def whole(self) -> bool:
         """Return whether all sentinels are there."""
@@ -148,8 +147,8 @@ def test_segments_of_packed_rows(width: int, dtype: torch.dtype, columns: int, n
     values, (starts, ends) = random(rows * length, width, dtype=dtype), packed_spans(rows, length, segments)
     wanted = mean_pool_spans_reference(values, starts, ends, normalize=normalize)
     hidden = guard.put(values, columns=columns)
-    options = {"longest": length, "normalize": normalize, "out_dtype": F32}
-    found = launch_mean_pool_spans(hidden, guard.put(starts), guard.put(ends), **options)
+    spans = guard.put(starts), guard.put(ends)
+    found = launch_mean_pool_spans(hidden, *spans, longest=length, normalize=normalize, out_dtype=F32)
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
     empty = starts == ends
     assert empty.sum() == rows * segments - 3 * (rows - 1)
@@ -189,16 +188,17 @@ def test_padded_batches(width: int, dtype: torch.dtype, guard: Guard) -> None:
 
 
 @triton.jit
-def careless_kernel(source, target, size, STORE: tl.constexpr):  # type: ignore[no-untyped-def]
+def careless_kernel(source, target, read, written):  # type: ignore[no-untyped-def]
     places = tl.arange(0, 16)
-    values = tl.load(source + places, mask=places < (size if STORE else 16), other=0)
-    tl.store(target + places, values, mask=places < (16 if STORE else size))
+    tl.store(target + places, tl.load(source + places, mask=places < read, other=0), mask=places < written)
 
 
-@pytest.mark.parametrize(("store", "problems"), [(False, ["read 3"]), (True, ["wrote 3", "a sentinel was"])])
-def test_careless_kernels_are_noticed(store: bool, problems: list[str], guard: Guard) -> None:
-    source, size = guard.put(torch.ones(13)), 13
-    careless_kernel[(1,)](source, source.new_empty((size,)), size, store)
+@pytest.mark.parametrize(
+    ("read", "written", "problems"), [(16, 13, ["read 3"]), (13, 16, ["wrote 3", "a sentinel was overwritten"])]
+)
+def test_careless_kernels_are_noticed(read: int, written: int, problems: list[str], guard: Guard) -> None:
+    source = guard.put(torch.ones(13))
+    careless_kernel[(1,)](source, source.new_empty((13,)), read, written)
     found = guard.broken()
     assert [problem[: len(start)] for problem, start in zip(found, problems, strict=True)] == problems
     guard.wrong.clear()
