@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from sbert_infer.backends.tensorrt.slot import PooledMemory
 from sbert_infer.errors import EngineError
 
 
@@ -24,7 +25,7 @@ class KernelPooler:
         self.normalize, self.bf16 = normalize, bf16
 
     def __call__(
-        self, tokens: int, spans: tuple[int, int], out: int, shape: tuple[int, int, int], device: int, stream: int
+        self, memory: PooledMemory, shape: tuple[int, int, int], longest: int, device: int, stream: int
     ) -> None:
         """Queue the pooling on `stream`, as `Pooler` says."""
         import torch
@@ -35,10 +36,11 @@ class KernelPooler:
         # In this context, torch allocates on and queues to the TensorRT engine's stream.
         external: Any = torch.cuda.ExternalStream
         with torch.cuda.stream(external(stream, device=device)):
-            hidden = _tensor(tokens, (count, dim), "<i2", device).view(torch.bfloat16 if self.bf16 else torch.float16)
-            starts, ends = (_tensor(address, (texts,), "<i8", device) for address in spans)
-            pooled = mean_pool_spans(hidden, starts, ends, normalize=self.normalize)
-            _tensor(out, (texts, dim), "<f4", device).copy_(pooled)
+            words = _tensor(memory.tokens, (count, dim), "<i2", device)
+            hidden = words.view(torch.bfloat16 if self.bf16 else torch.float16)
+            starts, ends = (_tensor(address, (texts,), "<i8", device) for address in (memory.starts, memory.ends))
+            pooled = mean_pool_spans(hidden, starts, ends, normalize=self.normalize, longest=longest)
+            _tensor(memory.out, (texts, dim), "<f4", device).copy_(pooled)
 
 
 class _DeviceArray:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,18 +25,22 @@ from sbert_infer.types import Shape
 Ids = npt.NDArray[np.int64]
 
 
+class PooledMemory(NamedTuple):
+    """Addresses on a GPU of what is pooled, and of the result."""
+
+    tokens: int  # [tokens, dim] in 16 bits
+    starts: int  # [spans] int64: offset of the first token of each span
+    ends: int  # [spans] int64: offset after its last token
+    out: int  # [spans, dim] FP32
+
+
 class Pooler(Protocol):
     """Pools token vectors on the GPU, for a TensorRT engine that returns those."""
 
     def __call__(
-        self, tokens: int, spans: tuple[int, int], out: int, shape: tuple[int, int, int], device: int, stream: int
+        self, memory: PooledMemory, shape: tuple[int, int, int], longest: int, device: int, stream: int
     ) -> None:
-        """Queue the pooling on `stream`.
-
-        `shape` is (tokens, spans, dim). The other arguments are addresses of 16-bit token vectors
-        [tokens, dim], int64 offsets [spans] of the first token of each span and of the one after
-        its last, and FP32 output [spans, dim].
-        """
+        """Queue the pooling on `stream`; `shape` is (tokens, spans, dim), `longest` a span's tokens."""
         ...
 
 
@@ -95,10 +99,10 @@ class Slot:
         context.enqueue()
         if self._pooler is None:
             return self._receive(packing.starts.size)[packing.texts]
-        shape = (batch.ids.size, len(packing.texts), self.engine.interface.dim)
-        spans = (self.inputs["starts"].pointer, self.inputs["ends"].pointer)
-        out, stream = self._vectors.pointer, int(self.stream)
-        self._pooler(self.output.pointer, spans, out, shape, self.engine.device, stream)
+        shape, longest = (batch.ids.size, len(packing.texts), self.engine.interface.dim), int((ends - starts).max())
+        buffers = (self.output, self.inputs["starts"], self.inputs["ends"], self._vectors)
+        memory = PooledMemory(*(buffer.pointer for buffer in buffers))
+        self._pooler(memory, shape, longest, self.engine.device, int(self.stream))
         return np.array(self._receive(len(packing.texts)))
 
     def _spans(self, batch: Batch, packing: Packing) -> tuple[Ids, Ids]:

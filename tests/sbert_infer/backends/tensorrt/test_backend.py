@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from sbert_infer import EngineError
 from sbert_infer.backends.base import Batch
+from sbert_infer.backends.tensorrt.slot import PooledMemory
 from sbert_infer.types import Shape
 
 pytest.importorskip("tensorrt_rtx")
@@ -74,16 +75,15 @@ def test_token_vectors_are_pooled_on_the_same_stream(lab: Callable[..., Lab]) ->
     there = lab()
     machine = there.machine
 
-    def pooler(
-        tokens: int, spans: tuple[int, int], out: int, shape: tuple[int, int, int], device: int, stream: int
-    ) -> None:
+    def pooler(memory: PooledMemory, shape: tuple[int, int, int], longest: int, device: int, stream: int) -> None:
         count, texts, dim = shape
 
         def kernel() -> None:
-            hidden = machine.at(tokens, np.float16, (count, dim)).astype(np.float32)
-            starts, ends = (machine.at(address, np.int64, (texts,)) for address in spans)
+            hidden = machine.at(memory.tokens, np.float16, (count, dim)).astype(np.float32)
+            starts, ends = (machine.at(address, np.int64, (texts,)) for address in (memory.starts, memory.ends))
+            assert (ends - starts).max() == longest
             means = [hidden[start:end].mean(0) for start, end in zip(starts, ends, strict=True)]
-            machine.at(out, np.float32, (texts, dim))[:] = means
+            machine.at(memory.out, np.float32, (texts, dim))[:] = means
 
         assert device == machine.device == 0
         machine.enqueue(stream, kernel)

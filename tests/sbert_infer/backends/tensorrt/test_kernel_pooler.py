@@ -12,6 +12,7 @@ import torch
 
 from sbert_infer.backends.tensorrt import kernel_pooler
 from sbert_infer.backends.tensorrt.kernel_pooler import KernelPooler
+from sbert_infer.backends.tensorrt.slot import PooledMemory
 
 
 @pytest.fixture
@@ -42,9 +43,9 @@ def test_vectors_land_in_the_engines_memory(streams: list[Any], normalize: bool,
     tokens = torch.randn(15, 16, generator=torch.Generator().manual_seed(3)).to(dtype)
     starts, ends = np.array([5, 0, 7, 2]), np.array([10, 3, 7, 15])  # the third span is empty
     out = np.full((4, 16), np.nan, np.float32)
-    spans = (starts.ctypes.data, ends.ctypes.data)
+    memory = PooledMemory(tokens.data_ptr(), starts.ctypes.data, ends.ctypes.data, out.ctypes.data)
     pooler = KernelPooler(normalize=normalize, bf16=bf16)
-    pooler(tokens.data_ptr(), spans, out.ctypes.data, (15, 4, 16), device=1, stream=77)
+    pooler(memory, (15, 4, 16), longest=13, device=1, stream=77)
     wide = tokens.float().numpy()
     wanted = np.stack([wide[5:10].mean(0), wide[:3].mean(0), np.zeros(16), wide[2:15].mean(0)])
     if normalize:
