@@ -40,7 +40,7 @@ class Pooler(Protocol):
     def __call__(
         self, memory: PooledMemory, shape: tuple[int, int, int], longest: int, device: int, stream: int
     ) -> None:
-        """Queue the pooling on `stream`; `shape` is (tokens, spans, dim), `longest` a span's tokens."""
+        """Queue the pooling on `stream`; `shape` is (tokens, spans, dim), `longest` in tokens."""
         ...
 
 
