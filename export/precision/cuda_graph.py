@@ -1,7 +1,8 @@
 """The CUDA graph of a plan: onnxruntime's fused operators in FP16, for GPUs without TensorRT.
 
-Its weights are ranges of the FP16 model's file, as those of the CPU graph. It is made from the
-fused FP32 graph, whose patterns the fusions know, by choosing a type for each node:
+Its weights are ranges of the FP16 model's file, as those of the CPU graph, except for FP32 matrices
+after pooling. It is made from the fused FP32 graph, whose patterns the fusions know, by choosing a
+type for each node:
 
 - what is computed from token ids and positions alone stays FP32: FP16 can't count to 2049, which
   would be the end of rotary positions;

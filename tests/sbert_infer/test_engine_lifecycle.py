@@ -145,7 +145,7 @@ class Block(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {"torch", "transformers", "onnx", "onnxscript", "onnx_ir", "sentence_transformers",
                                   "safetensors", "huggingface_hub"}:
-            raise ImportError(name + " is blocked")
+            raise ModuleNotFoundError(name + " is blocked", name=name)
 
 sys.meta_path.insert(0, Block())
 """

@@ -96,7 +96,7 @@ def test_the_command_prints_a_table() -> None:
     assert head.count("|") == rule.count("|") == row.count("|")
     assert row.startswith("| L4 | MiniLM-L6 | short | ")
     assert "Computed, not run on a GPU. Assumed:" in rest
-    assert "- 4 cores for tokenizing, 1.00 us a token; 2 slots" in rest
+    assert "- 4 cores for tokenizing, 1.00 us a token; 3 slots" in rest
 
 
 def test_the_documented_table_is_what_the_command_prints(works: dict[tuple[str, str], Work]) -> None:
