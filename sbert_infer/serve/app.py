@@ -22,7 +22,7 @@ from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.responses import json_response
 
 
-def make_app(models: Models, settings: Settings, metrics: Metrics) -> ASGIApp:
+def make_app(models: Models, settings: Settings, metrics: Metrics) -> RequestLog:
     """Make the application.
 
     The middleware is listed from the inside out. CORS comes before the keys, since a browser's

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from prometheus_client import (
     CollectorRegistry,
@@ -91,6 +91,11 @@ class Metrics:
     def count_reload(self, model: str, result: str) -> None:
         """Count a reload."""
         self._reloads.labels(model, result).inc()
+
+    def watch_connections(self, connections: Collection[object]) -> None:
+        """Add the gauge of open connections."""
+        gauge = Gauge("sbert_http_connections", "Open connections.", registry=self.registry)
+        gauge.set_function(lambda: len(connections))
 
     def watch(self, models: Models) -> None:
         """Add the counters and gauges of these models."""

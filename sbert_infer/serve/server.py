@@ -27,7 +27,7 @@ from sbert_infer.serve.wire.problems import Problem
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-_OTHER_FILES = 100
+_OTHER_FILES = 200
 _HANDSHAKE_S = 2.0  # for connections that wait to be accepted when the server is told to stop
 
 
@@ -77,6 +77,7 @@ class Server:
         self.metrics.watch(self.models)
         config = _config(self)
         self._uvicorn = _Uvicorn(config, self.settings.read_timeout_s, lambda: self._announce(listener))
+        self.metrics.watch_connections(self._uvicorn.server_state.connections)
         if self._stopping is not None and self._stopping.done():
             self._uvicorn.should_exit = True  # told to stop while the models were opened
         gc.freeze()  # what exists now stays: collecting it again took 5 % of the event loop's time
@@ -211,9 +212,10 @@ def _run_in_loop(main: Coroutine[Any, Any, None]) -> None:
 
 def _config(server: Server) -> uvicorn.Config:
     settings = server.settings
+    app = make_app(server.models, settings, server.metrics)
     return uvicorn.Config(
-        make_app(server.models, settings, server.metrics),
-        http=connection_class(settings),
+        app,
+        http=connection_class(settings, app),
         ws="none",
         lifespan="off",
         log_config=None,
