@@ -208,7 +208,8 @@ def leave(server: Running, text: str) -> None:
     assert url.port is not None
     body = b'{"inputs": "%s"}' % text.encode()
     with socket.create_connection((url.host, url.port)) as connection:
-        connection.sendall(b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        head = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        connection.sendall(head + b"content-length: %d\r\n\r\n%s" % (len(body), body))
 
 
 def test_a_client_that_leaves_after_a_large_body_is_noticed(

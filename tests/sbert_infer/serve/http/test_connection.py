@@ -110,7 +110,7 @@ def test_head_expect_and_get_on_one_connection(server: Running) -> None:
         assert head.startswith(b"HTTP/1.1 ")
         assert head.endswith(b"\r\n\r\n")
         body = b'{"inputs": "a cat"}'
-        ask = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n" % len(body)
+        ask = b"POST /embed HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % len(body)
         connection.sendall(ask + b"expect: 100-continue\r\n\r\n")
         assert connection.recv(2**16) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(body)

@@ -24,7 +24,7 @@ from tests.sbert_infer.serve.test_lifecycle import Process
 
 JSON = {"content-type": "application/json"}
 BODY = b'{"inputs": "A cat sat."}'
-HEAD = b"POST /embed HTTP/1.1\r\nhost: x\r\n"
+HEAD = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 ASK = HEAD + b"content-length: %d\r\n\r\n%s" % (len(BODY), BODY)
 MB = 2**20
 
