@@ -46,6 +46,7 @@ KINDS: Mapping[str, Kind] = {
     "forbidden": Kind(403, 403, "Forbidden"),
     "model_not_found": Kind(404, 404, "Validation"),
     "not_found": Kind(404, 404, "Validation"),
+    "host_not_allowed": Kind(421, 421, "Validation"),
     "method_not_allowed": Kind(405, 405, "Validation"),
     "request_timeout": Kind(408, 408, "Validation"),
     "reload_failed": Kind(409, 409, "Backend"),
