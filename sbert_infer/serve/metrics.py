@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from sbert_infer import __version__
+from sbert_infer.serve.logs import lost_lines
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
 from sbert_infer.types import Observe
@@ -65,6 +66,7 @@ class Metrics:
         self._batches = Histogram(
             "sbert_batch_size_tokens", "Tokens in each batch.", ["model"], buckets=_TOKENS, registry=registry
         )
+        registry.register(_LogCollector())
         Gauge("sbert_server_info", "The server.", ["version"], registry=registry).labels(__version__).set(1)
 
     def observer(self, model: str) -> Observe:
@@ -104,6 +106,14 @@ class Metrics:
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class _LogCollector(Collector):
+    """Reads the counter of lost log lines at each scrape."""
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        text = "Lines of the log that could not be written."
+        yield CounterMetricFamily("sbert_log_lines_lost", text, value=lost_lines.total)
 
 
 class _ModelCollector(Collector):
