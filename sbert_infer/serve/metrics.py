@@ -27,6 +27,7 @@ _ERROR_KINDS = {
     "DeadlineError": "deadline",
     "TextError": "text",
     "TruncationError": "too_long",
+    "CallTooLargeError": "too_large",
     "WorkerError": "worker",
     "CancelledError": "cancelled",
     "EngineError": "engine",

@@ -91,7 +91,7 @@ async def run_model(request: Request, texts: int, work: Coroutine[Any, Any, Enco
     try:
         result = await while_connected(request, work)
     except ValueError as error:
-        code = "too_many_inputs" if isinstance(error, CallTooLargeError) else "invalid_request"
+        code = "too_many_tokens" if isinstance(error, CallTooLargeError) else "invalid_request"
         raise Problem(code, str(error), param="input") from None
     record.tokens = result.tokens
     return result

@@ -38,6 +38,7 @@ KINDS: Mapping[str, Kind] = {
     "invalid_request": Kind(400, 422, "Validation"),
     "empty_input": Kind(400, 400, "Empty"),
     "too_many_inputs": Kind(400, 413, "Validation"),
+    "too_many_tokens": Kind(413, 413, "Validation"),
     "context_length_exceeded": Kind(400, 413, "Validation"),
     "token_ids_refused": Kind(400, 422, "Tokenizer"),
     "not_supported": Kind(404, 404, "Backend"),
