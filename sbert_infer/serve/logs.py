@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import logging
+import math
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from sbert_infer._util.threads import in_daemon_thread
 
 _MAX_LINES = 10_000  # that wait to be written; more are lost
 _MAX_CHARACTERS = 4096  # of a message, so that these lines take some 40 MB at most
+_TELL_EVERY_S = 1.0  # how many lines were lost
 _FLUSH_S = 2.0  # to write what still waits at the end
 
 
@@ -93,19 +95,21 @@ class _Writer(QueueListener):
     def __init__(self, lines: SimpleQueue[logging.LogRecord | None], formatter: logging.Formatter) -> None:
         super().__init__(lines)
         self._formatter = formatter
-        self._told = lost_lines.total  # how many of them the log knows about
+        self._told, self._told_at = lost_lines.total, -math.inf  # how many of them the log knows about, since when
 
     def handle(self, record: logging.LogRecord) -> None:
         """Write a line, or lose it; and say how many were lost before it."""
         try:
-            lost = lost_lines.total
-            if lost > self._told:
-                message = f"{lost - self._told} lines of this log were lost: they could not be written in time"
-                self._write(logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, None, None))
-                self._told = lost
+            self._tell(lost_lines.total, time.monotonic())
             self._write(record)
         except (OSError, ValueError):  # disk full, pipe closed, stream closed
             lost_lines.count()
+
+    def _tell(self, lost: int, now: float) -> None:
+        if lost > self._told and now > self._told_at + _TELL_EVERY_S:
+            message = f"{lost - self._told} lines of this log were lost: they could not be written in time"
+            self._write(logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, None, None))
+            self._told, self._told_at = lost, now
 
     def _write(self, record: logging.LogRecord) -> None:
         sys.stderr.write(self._formatter.format(record) + "\n")
