@@ -260,5 +260,9 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
     family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            error.filename = f"{host}:{port}"
+            raise
         yield listener

@@ -240,9 +240,11 @@ class Connection(HttpToolsProtocol):
         self._end(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections: try again later", "Overloaded")
 
     def _admit_probe(self) -> None:
-        """Refuse a spare connection whose request is no probe."""
+        """Refuse a spare connection whose request is no probe, unless there is room by now."""
         self.spares.pop(self, None)
-        if httptools.parse_url(self.url).path not in _PROBES:
+        if len(self.connections) - len(self.spares) <= self.settings.max_connections:
+            self._is_spare = False
+        elif httptools.parse_url(self.url).path not in _PROBES:
             self._refuse_spare()
 
     def _look_for_client(self) -> None:

@@ -86,7 +86,9 @@ def test_a_queue_that_holds_no_text(served_onnx: Path) -> None:
 def test_an_address_that_is_taken(served_onnx: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert error_of(str(served_onnx), "--port", str(port)) == f"error: 127.0.0.1:{port}: Address already in use"
+        message = f"error: 127.0.0.1:{port}: Address already in use"
+        assert error_of(str(served_onnx), "--port", str(port)) == message
+        assert error_of(str(served_onnx), "--port", "0", "--metrics-port", str(port)) == message
     assert error_of(str(served_onnx), "--host", "no.such.host.invalid").startswith("error: no.such.host.invalid")
 
 

@@ -111,6 +111,17 @@ def test_probes_are_answered_when_there_is_no_room(crowded: Running) -> None:
             assert ask(crowded, path, key).startswith(b"HTTP/1.1 503 ")
 
 
+def test_one_connection_too_many_may_stay_if_another_has_left(crowded: Running) -> None:
+    with connect(crowded), connect(crowded), connect(crowded) as third:
+        until(lambda: crowded.connections() == 3)
+        with connect(crowded) as late:
+            third.close()
+            until(lambda: crowded.connections() == 3)
+            for _ in range(2):
+                late.sendall(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer secret\r\n\r\n")
+                assert read_answers(late, 1)[0][0].startswith(b"HTTP/1.1 200 ")
+
+
 def test_a_flood_of_silent_connections_does_not_keep_probes_out(crowded: Running) -> None:
     with contextlib.ExitStack() as stack:
         flood = [stack.enter_context(connect(crowded)) for _ in range(200)]
