@@ -231,9 +231,13 @@ class Connection(HttpToolsProtocol):
         """
         self._is_spare = True
         self.spares[self] = None
-        self._header_timer = self.loop.call_later(_SPARE_S, self._refuse_spare)
+        self._header_timer = self.loop.call_later(_SPARE_S, self._refuse_silent_spare)
         if len(self.spares) > _SPARES:
             next(iter(self.spares))._refuse_spare()
+
+    def _refuse_silent_spare(self) -> None:
+        """Refuse a spare soon: after a pause of the machine, what it has sent is yet to be read."""
+        self._header_timer = self.loop.call_later(_SPARE_S / 10, self._refuse_spare)
 
     def _refuse_spare(self) -> None:
         self.spares.pop(self, None)
