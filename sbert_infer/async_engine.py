@@ -28,6 +28,7 @@ from sbert_infer.scheduling.call import CallOptions, within
 from sbert_infer.scheduling.call_queue import CallQueue
 from sbert_infer.scheduling.limits import Limits
 from sbert_infer.scheduling.stats import AsyncStats, CallCounts
+from sbert_infer.scheduling.warmup import warm_up
 from sbert_infer.text.inputs import as_list, as_pairs, as_texts, check_on_truncate, check_pairs, check_texts
 from sbert_infer.types import Encoded, Observe, OnTruncate, Side, Text
 
@@ -130,8 +131,10 @@ class AsyncEngine:
         """Encode one text or many, as `Engine.encode` does.
 
         Cancelling drops texts that have not started. Raises `OverloadedError` at once if the queue
-        is full or too long for the timeout, `DeadlineError` after `timeout_s`, `TextError` if the
-        model fails on one of the texts, and `WorkerError` if it can't run for now.
+        is full or too long for the timeout, `DeadlineError` after `timeout_s`, `CallTooLargeError`
+        if there are more tokens than the queue holds or than can be done within `timeout_s`,
+        `TextError` if the model fails on one of the texts, and `WorkerError` if it can't run for
+        now.
         """
         encoded = await self.encode_counted(
             texts,
@@ -260,6 +263,10 @@ class AsyncEngine:
                 left.set()
             self._done(encoded, len(texts), options)
         return encoded
+
+    def warm_up(self) -> None:
+        """Run batches of all sizes, so that no caller meets one that runs for the first time."""
+        warm_up(self._pipeline, self._output.names, self._queue.scheduler.limits)
 
     @property
     def ready(self) -> bool:

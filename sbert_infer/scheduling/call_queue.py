@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from sbert_infer.backends.base import CLOSED, Backend
 from sbert_infer.encode.output import Indices
 from sbert_infer.encode.pipeline import Pipeline, unique_texts
-from sbert_infer.errors import EngineError, WorkerError
+from sbert_infer.errors import DeadlineError, EngineError, WorkerError
 from sbert_infer.scheduling.call import Call, CallOptions, Deadlines, guess_tokens
 from sbert_infer.scheduling.limits import Limits
 from sbert_infer.scheduling.scheduler import Scheduler
@@ -135,6 +135,9 @@ class CallQueue:
                 call.future.cancel()
                 raise WorkerError(self.workers.problem, 1.0)
             return await call.future
+        except DeadlineError:
+            self.scheduler.check_possible(call.tokens, call.deadline - call.arrival)
+            raise
         finally:
             if not call.ended:
                 self._drop(call)

@@ -133,8 +133,16 @@ class Scheduler:
             raise OverloadedError(f"the queue is too long: {self.requests} requests, {wait:.1f} s", wait - patience)
         need, left = wait + tokens / speed, deadline - now
         if need > _USABLE * left:
+            self.check_possible(tokens, left)
             what = f"the queue is too long: {tokens} tokens after {ahead} take {need:.1f} s"
             raise OverloadedError(f"{what}, too close to the deadline in {left:.1f} s", need - _USABLE * left)
+
+    def check_possible(self, tokens: int, seconds: float) -> None:
+        """Raise if this many tokens take longer than so many seconds even if nothing else runs."""
+        if (speed := self.tokens_per_s) is not None and tokens > speed * seconds:
+            fit = int(_USABLE * speed * seconds)
+            what = f"{tokens} tokens take longer than {seconds:.1f} s, the time there is"
+            raise CallTooLargeError(f"{what}: send at most {fit} at once, or raise the timeout", fit)
 
     def add(self, request: Request) -> None:
         """Add a request with at least one text. Its `tokens` may be estimated until it is read."""

@@ -27,10 +27,10 @@ from sbert_infer.types import Observe
 _WATCH_S = 0.2
 _RETRY_S = 1.0
 _LONGEST_RETRY_S = 30.0
-# A batch that takes this many times as long as usual, and at least this many seconds, seems to
-# hang: `ready` becomes False.
+# A batch that takes this many times as long as its size suggests, and at least this many seconds,
+# seems to hang: `ready` becomes False. A busy machine may well pause for a second or two.
 _SUSPECT_TIMES = 10
-_SUSPECT_S = 0.5
+_SUSPECT_S = 3.0
 # Each backend that was left behind keeps its memory. With this many, only a new process helps.
 _MAX_HUNG = 3
 
@@ -78,7 +78,7 @@ class Workers:
         self._threads: list[threading.Thread] = []
         self._runs: dict[Work, _Run] = {}
         self._hung: list[threading.Thread] = []
-        self._usual_s: float | None = None  # how long recent batches took
+        self._usual_s: float | None = None  # the most that recent batches took for each of their tokens
         self._suspected = False  # whether a running batch seems to hang
         self._failures = 0  # consecutive failures to open a new backend
         self._retry_at = -math.inf
@@ -179,7 +179,7 @@ class Workers:
         took = time.monotonic() - work.started
         with self.changed:
             if work in self._scheduler.running:  # otherwise it was given up
-                self._usual_s = max(took, 0.9 * (self._usual_s or 0.0))
+                self._usual_s = max(took / _size(work), 0.9 * (self._usual_s or 0.0))
             for fault in faults:
                 self._scheduler.drop(fault.request)
             finished = self._scheduler.done(work, time.monotonic())
@@ -213,10 +213,11 @@ class Workers:
 
     def _watch(self) -> None:
         while not self._stop.wait(_WATCH_S):
-            now, patience_s = time.monotonic(), self._patience_s()
+            now = time.monotonic()
             with self.changed:
                 hung = [work for work in self._scheduler.running if work.last_started < now - self._hang_timeout_s]
-                self._suspected = any(work.last_started < now - patience_s for work in self._scheduler.running)
+                running = self._scheduler.running
+                self._suspected = any(work.last_started < now - self._patience_s(work) for work in running)
                 dead = [work for work, run in self._runs.items() if not run.thread.is_alive()]
                 ended = not all(thread.is_alive() for thread in self._threads)  # even without a batch
                 if ended and not self._stop.is_set():
@@ -229,14 +230,14 @@ class Workers:
             if self._backend is None and time.monotonic() >= self._retry_at:
                 self._replace()
 
-    def _patience_s(self) -> float:
+    def _patience_s(self, work: Work) -> float:
         """Return how long a batch may run before it seems to hang.
 
         It is given up only after `hang_timeout_s`.
         """
         if self._usual_s is None:
             return self._hang_timeout_s
-        return min(self._hang_timeout_s, max(_SUSPECT_S, _SUSPECT_TIMES * self._usual_s))
+        return min(self._hang_timeout_s, max(_SUSPECT_S, _SUSPECT_TIMES * self._usual_s * _size(work)))
 
     def _replace(self) -> None:
         """Open a new backend and start its threads; if that fails, fail all queued requests."""
@@ -286,6 +287,11 @@ def find_faults(run: Callable[[list[Part]], list[Part]], parts: list[Part], chec
         elif bad:
             todo += _halves(bad)
     return faults
+
+
+def _size(work: Work) -> int:
+    """Return the number of tokens of a batch, padding included unless its texts are packed."""
+    return max(1, work.tokens) if work.length is None else work.length * max(1, work.texts)
 
 
 def _count(parts: list[Part]) -> int:

@@ -7,9 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from sbert_infer.serve.http.auth import Access
 from sbert_infer.serve.http.body_memory import BodyMemory
 from sbert_infer.serve.http.operation import Operation
-from sbert_infer.serve.http.request_log import RequestLog
+from sbert_infer.serve.http.reloading import Reloading
+from sbert_infer.serve.http.request_log import POLLED, RequestLog
 from sbert_infer.serve.http.router import Router
 from sbert_infer.serve.metrics import Metrics
 from sbert_infer.serve.models.registry import Models
@@ -22,7 +24,7 @@ from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.responses import json_response
 
 
-def make_app(models: Models, settings: Settings, metrics: Metrics) -> ASGIApp:
+def make_app(models: Models, settings: Settings, metrics: Metrics, access: Access, reloading: Reloading) -> RequestLog:
     """Make the application.
 
     The middleware is listed from the inside out. CORS comes before the keys, since a browser's
@@ -31,22 +33,31 @@ def make_app(models: Models, settings: Settings, metrics: Metrics) -> ASGIApp:
     operations = [
         *OpenAI(models, settings).operations(),
         *Tei(models, settings).operations(),
-        *Admin(models, settings, metrics).operations(),
+        *Admin(models, metrics, access, reloading).operations(),
         *Reranking(models, settings).operations(),
     ]
-    operations.append(_description(operations, models, settings))
+    operations.append(_description(operations, models, access))
     paths = {operation.path for operation in operations}
-    app: ASGIApp = BodyMemory(Router(operations, models, settings), settings.max_body_bytes)
+    app: ASGIApp = BodyMemory(Router(operations, models, settings, access), settings.max_body_bytes)
     app = _cors(app, settings)
     return RequestLog(app, paths, models, metrics)
 
 
-def _description(operations: list[Operation], models: Models, settings: Settings) -> Operation:
+def make_metrics_app(
+    models: Models, settings: Settings, metrics: Metrics, access: Access, reloading: Reloading
+) -> RequestLog:
+    """Make the application of the port for metrics: those and the probes, for anyone."""
+    operations = [each for each in Admin(models, metrics, access, reloading).operations() if each.path in POLLED]
+    anyone = Access(Settings(models=()))
+    return RequestLog(Router(operations, models, settings, anyone), POLLED, models, metrics)
+
+
+def _description(operations: list[Operation], models: Models, access: Access) -> Operation:
     """The description, made for each request: a reload may bring other prompts or dimensions."""
 
     async def handler(request: Request) -> Response:
         served = [operation for operation in operations if operation.needs is None or models.has(operation.needs)]
-        return json_response(describe(served, models.values, with_keys=bool(settings.keys)))
+        return json_response(describe(served, models.values, with_keys=bool(access.keys)))
 
     return Operation("GET", "/openapi.json", "Pages", "This description", handler, dict)
 

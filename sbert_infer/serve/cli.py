@@ -22,14 +22,14 @@ Examples:
   sbert-serve fast=model.int8.onnx exact=model.onnx        several models, chosen by the field `model`
   sbert-serve model.onnx --any-model-name                  for clients whose model name can't be changed
   sbert-serve model.plan --port 0 --log-json               a free port, JSON logs
-  kill -HUP PID                                            opens the model files again
+  kill -HUP PID                                            reads models, keys and certificate again
   kill PID                                                 finishes requests in progress, then ends
 
 Try it:
   curl 127.0.0.1:8080/v1/embeddings -H 'Content-Type: application/json' -d '{"input": "A cat sat."}'
 
 Open http://127.0.0.1:8080 to see it work. Every option is also an environment variable: SBERT_SERVE_PORT=9000 is
---port 9000; SBERT_SERVE_API_KEY is one key. See docs/serving.md.
+--port 9000; SBERT_SERVE_API_KEY and SBERT_SERVE_ADMIN_KEY are one key. See docs/serving.md.
 """
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120, "auto_envvar_prefix": "SBERT_SERVE"}
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -44,6 +44,17 @@ class _Finite(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
         return number
+
+
+class _Host(click.ParamType):  # type: ignore[type-arg]  # no older click has any
+    """A name of the server as in the header Host, without a port; *.NAME for all below it."""
+
+    name = "host"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not re.fullmatch(r"(\*\.)?[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]", value):
+            self.fail(f"{value!r} is no host such as example.org, *.example.org or [::1]", param, ctx)
+        return str(value)
 
 
 class _Origin(click.ParamType):  # type: ignore[type-arg]  # no older click has any
@@ -64,7 +75,18 @@ _SECONDS = _Finite(min=0, min_open=True)
 @click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...", envvar="SBERT_SERVE_MODELS")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every network.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes a free one.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Also serve /metrics and /health here, to anyone.")
 @click.option("--api-key-file", type=_FILE, help="Keys that clients must send, one a line. [none: no key needed]")
+@click.option("--admin-key-file", type=_FILE, help="Keys for /admin/reload, one a line. [none: SIGHUP only]")
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    type=_Host(),
+    multiple=True,
+    metavar="HOST",
+    envvar=["SBERT_SERVE_ALLOWED_HOST", "SBERT_SERVE_ALLOWED_HOSTS"],
+    help="Name under which the server may be asked. [any]",
+)
 @click.option("--tls-cert", type=_FILE, help="Certificate chain (PEM), for https.")
 @click.option("--tls-key", type=_FILE, help="Its private key (PEM).")
 @click.option(
@@ -110,14 +132,15 @@ _SECONDS = _Finite(min=0, min_open=True)
 @click.option("--drain-s", type=_SECONDS, default=30.0, show_default=True, help="Then, limit for requests in progress.")
 @click.option("--log-json", is_flag=True, help="Log lines as JSON.")
 @click.version_option(__version__)
-def main(models: tuple[str, ...], api_key_file: Path | None, **options: Any) -> None:
+def main(models: tuple[str, ...], **options: Any) -> None:
     """Serve exported MODELs over HTTP, for clients of OpenAI and of text-embeddings-inference."""
     try:
-        server_type, logging_to_stderr, read_keys = _import_server()
+        server_type, logging_to_stderr = _import_server()
         if (options["tls_cert"] is None) != (options["tls_key"] is None):
             raise ValueError("--tls-cert and --tls-key go together")
-        keys = [*_key_in_environment(), *(read_keys(api_key_file) if api_key_file else [])]
-        settings = Settings(models=tuple(map(ModelFile.parse, models)), keys=tuple(keys), **options)
+        keys, admin_keys = _key_in_environment("API"), _key_in_environment("ADMIN")
+        files = tuple(map(ModelFile.parse, models))
+        settings = Settings(models=files, keys=keys, admin_keys=admin_keys, **options)
         server = server_type(settings)
         with logging_to_stderr(settings.log_json):
             server.run()
@@ -128,25 +151,25 @@ def main(models: tuple[str, ...], api_key_file: Path | None, **options: Any) -> 
         raise SystemExit(_error(f"{culprit}: {error.strerror or error}")) from None
 
 
-def _import_server() -> tuple[Any, Any, Any]:
+def _import_server() -> tuple[Any, Any]:
     """Import the server late, since the runtime installs without its packages."""
     try:
-        from sbert_infer.serve.http.auth import read_keys
         from sbert_infer.serve.logs import logging_to_stderr
         from sbert_infer.serve.server import Server
     except ImportError as error:
         message = f"{error.name} is not installed, serving needs it: pip install 'sbert-infer[serve]'"
         raise EngineError(message) from error
-    return Server, logging_to_stderr, read_keys
+    return Server, logging_to_stderr
 
 
-def _key_in_environment() -> list[str]:
+def _key_in_environment(kind: str) -> tuple[str, ...]:
     """The key in a variable. An empty variable would turn keys off, so it is refused."""
-    for name in ("SBERT_SERVE_API_KEY", "SBERT_SERVE_API_KEY_FILE"):
+    variable = f"SBERT_SERVE_{kind}_KEY"
+    for name in (variable, f"{variable}_FILE"):
         if name in os.environ and not os.environ[name].strip():
             raise ValueError(f"{name} is set, but empty: set it to a key or a file of keys, or unset it")
-    key = os.environ.get("SBERT_SERVE_API_KEY")
-    return [] if key is None else [key.strip()]
+    key = os.environ.get(variable)
+    return () if key is None else (key.strip(),)
 
 
 def _error(message: str) -> int:

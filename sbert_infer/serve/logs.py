@@ -5,10 +5,12 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import logging
+import math
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from logging.handlers import QueueHandler, QueueListener
 from queue import SimpleQueue
@@ -17,7 +19,25 @@ from typing import Any
 from sbert_infer._util.threads import in_daemon_thread
 
 _MAX_LINES = 10_000  # that wait to be written; more are lost
+_MAX_CHARACTERS = 4096  # of a message, so that these lines take some 40 MB at most
+_TELL_EVERY_S = 1.0  # how many lines were lost
 _FLUSH_S = 2.0  # to write what still waits at the end
+
+
+class LostLines:
+    """Counts lines that could not be written. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._lock = threading.Lock()
+
+    def count(self) -> None:
+        """Count one more."""
+        with self._lock:
+            self.total += 1
+
+
+lost_lines = LostLines()  # of this process, which has one standard error
 
 
 @contextmanager
@@ -49,16 +69,20 @@ class _Handler(QueueHandler):
         """Leave a record to the writer, or lose it."""
         if self.queue.qsize() < _MAX_LINES:
             self.queue.put_nowait(record)
+        else:
+            lost_lines.count()
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         """Format the message now, since its arguments may change. A request's record is final."""
         if hasattr(record, "record"):
             return record
         try:
-            return super().prepare(record)  # type: ignore[no-any-return]
+            record = super().prepare(record)
         except Exception:  # wrong arguments of some logging call: not worth a request
             record.msg, record.args = f"a line of {record.name} that can't be written", None
-            return record
+        if len(record.msg) > _MAX_CHARACTERS:
+            record.msg = record.message = f"{record.msg[:_MAX_CHARACTERS]}..."
+        return record
 
 
 class _Writer(QueueListener):
@@ -71,12 +95,25 @@ class _Writer(QueueListener):
     def __init__(self, lines: SimpleQueue[logging.LogRecord | None], formatter: logging.Formatter) -> None:
         super().__init__(lines)
         self._formatter = formatter
+        self._told, self._told_at = lost_lines.total, -math.inf  # how many of them the log knows about, since when
 
     def handle(self, record: logging.LogRecord) -> None:
-        """Write a line, or lose it."""
-        with suppress(OSError, ValueError):  # disk full, pipe closed, stream closed
-            sys.stderr.write(self._formatter.format(record) + "\n")
-            sys.stderr.flush()
+        """Write a line, or lose it; and say how many were lost before it."""
+        try:
+            self._tell(lost_lines.total, time.monotonic())
+            self._write(record)
+        except (OSError, ValueError):  # disk full, pipe closed, stream closed
+            lost_lines.count()
+
+    def _tell(self, lost: int, now: float) -> None:
+        if lost > self._told and now > self._told_at + _TELL_EVERY_S:
+            message = f"{lost - self._told} lines of this log were lost: they could not be written in time"
+            self._write(logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, None, None))
+            self._told, self._told_at = lost, now
+
+    def _write(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(self._formatter.format(record) + "\n")
+        sys.stderr.flush()
 
 
 class _TextFormatter(logging.Formatter):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from sbert_infer import __version__
+from sbert_infer.serve.logs import lost_lines
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
 from sbert_infer.types import Observe
@@ -26,6 +27,7 @@ _ERROR_KINDS = {
     "DeadlineError": "deadline",
     "TextError": "text",
     "TruncationError": "too_long",
+    "CallTooLargeError": "too_large",
     "WorkerError": "worker",
     "CancelledError": "cancelled",
     "EngineError": "engine",
@@ -65,6 +67,7 @@ class Metrics:
         self._batches = Histogram(
             "sbert_batch_size_tokens", "Tokens in each batch.", ["model"], buckets=_TOKENS, registry=registry
         )
+        registry.register(_LogCollector())
         Gauge("sbert_server_info", "The server.", ["version"], registry=registry).labels(__version__).set(1)
 
     def observer(self, model: str) -> Observe:
@@ -92,6 +95,11 @@ class Metrics:
         """Count a reload."""
         self._reloads.labels(model, result).inc()
 
+    def watch_connections(self, connections: Collection[object]) -> None:
+        """Add the gauge of open connections."""
+        gauge = Gauge("sbert_http_connections", "Open connections.", registry=self.registry)
+        gauge.set_function(lambda: len(connections))
+
     def watch(self, models: Models) -> None:
         """Add the counters and gauges of these models."""
         self.registry.register(_ModelCollector(models))
@@ -99,6 +107,14 @@ class Metrics:
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class _LogCollector(Collector):
+    """Reads the counter of lost log lines at each scrape."""
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        text = "Lines of the log that could not be written."
+        yield CounterMetricFamily("sbert_log_lines_lost", text, value=lost_lines.total)
 
 
 class _ModelCollector(Collector):

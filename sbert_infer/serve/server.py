@@ -12,13 +12,17 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple
 
 import uvicorn
 
-from sbert_infer.serve.app import make_app
+from sbert_infer.serve.app import make_app, make_metrics_app
+from sbert_infer.serve.http.auth import Access
 from sbert_infer.serve.http.connection import connection_class
+from sbert_infer.serve.http.reloading import Reloading
+from sbert_infer.serve.http.request_log import RequestLog
+from sbert_infer.serve.http.tls import Certificate
 from sbert_infer.serve.metrics import Metrics
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.settings import Settings
@@ -27,7 +31,7 @@ from sbert_infer.serve.wire.problems import Problem
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-_OTHER_FILES = 100
+_OTHER_FILES = 200
 _HANDSHAKE_S = 2.0  # for connections that wait to be accepted when the server is told to stop
 
 
@@ -38,6 +42,11 @@ class Server:
         self.settings = settings
         self.metrics = Metrics()
         self.models = Models(settings, self.metrics.observer)
+        self._access = Access(settings)
+        self._certificate = None
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            self._certificate = Certificate(settings.tls_cert, settings.tls_key)
+        self._reloading = Reloading(self.models, self._access, self._certificate, settings, self.metrics)
         self._on_started = on_started  # called with the server's address when it takes requests
         self._uvicorn: _Uvicorn | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -47,10 +56,14 @@ class Server:
 
     def run(self) -> None:
         """Serve in this thread until stopped. Signals are handled in the main thread only."""
-        _check_tls(self.settings)
-        _allow_files(self.settings.max_connections + _OTHER_FILES)
-        with _bound(self.settings) as listener:  # before the models are opened, which may take minutes
-            _run_in_loop(self._run(listener))
+        settings = self.settings
+        _allow_files(settings.max_connections + _OTHER_FILES)
+        with ExitStack() as stack:  # before the models are opened, which may take minutes
+            listener = stack.enter_context(_bound(settings.host, settings.port))
+            for_metrics = None
+            if settings.metrics_port is not None:
+                for_metrics = stack.enter_context(_bound(settings.host, settings.metrics_port))
+            _run_in_loop(self._run(listener, for_metrics))
 
     def stop(self) -> None:
         """Stop being ready; after a delay, take no more connections and end the requests."""
@@ -70,28 +83,37 @@ class Server:
         if self._uvicorn is not None:
             self._uvicorn.should_exit = True
 
-    async def _run(self, listener: socket.socket) -> None:
+    async def _run(self, listener: socket.socket, for_metrics: socket.socket | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._handle_signals()
         await self.models.open()
         self.metrics.watch(self.models)
-        config = _config(self)
-        self._uvicorn = _Uvicorn(config, self.settings.read_timeout_s, lambda: self._announce(listener))
+        ports = self._ports(listener, for_metrics)
+        self._uvicorn = _Uvicorn(ports, self.settings.read_timeout_s, lambda: self._announce(ports))
+        self.metrics.watch_connections(self._uvicorn.server_state.connections)
         if self._stopping is not None and self._stopping.done():
             self._uvicorn.should_exit = True  # told to stop while the models were opened
         gc.freeze()  # what exists now stays: collecting it again took 5 % of the event loop's time
         try:
-            await self._uvicorn.serve(sockets=[listener])
+            await self._uvicorn.serve()
         finally:
             await self.models.close(max(0.0, self._until - time.monotonic()))
             logger.info("stopped")
 
-    def _announce(self, listener: socket.socket) -> None:
-        host, port = listener.getsockname()[:2]
-        scheme = "https" if self.settings.tls_cert else "http"
-        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    def _ports(self, listener: socket.socket, for_metrics: socket.socket | None) -> list[_Port]:
+        parts = (self.models, self.settings, self.metrics, self._access, self._reloading)
+        tls = None if self._certificate is None else self._certificate.context
+        ports = [_Port(listener, _config(make_app(*parts), self.settings), tls)]
+        if for_metrics is not None:
+            ports.append(_Port(for_metrics, _config(make_metrics_app(*parts), self.settings), None))
+        return ports
+
+    def _announce(self, ports: list[_Port]) -> None:
+        url = ports[0].url
+        for port in ports[1:]:
+            logger.info("metrics and probes, for anyone, on %s", port.url)
         logger.info("serving %s on %s", ", ".join(model.name for model in self.models), url)
-        if not self.settings.keys and not ipaddress.ip_address(host).is_loopback:
+        if not self._access.keys and not ipaddress.ip_address(ports[0].listener.getsockname()[0]).is_loopback:
             logger.warning("anyone who can reach %s may use this server: see --api-key-file", url)
         self._on_started(url)
 
@@ -118,63 +140,69 @@ class Server:
 
     async def _reload(self) -> None:
         try:
-            await self.models.reload(self.metrics.count_reload)
+            await self._reloading.reload()
         except Problem:
             return  # it is in the log
 
 
-class _Uvicorn(uvicorn.Server):
-    """Uvicorn without its signal handling, which would end the process by the signal."""
+class _Port(NamedTuple):
+    """A bound socket, and what is served there."""
 
-    def __init__(self, config: uvicorn.Config, handshake_s: float, on_started: Callable[[], object]) -> None:
-        super().__init__(config)
-        self._handshake_s, self._on_started = handshake_s, on_started
+    listener: socket.socket
+    config: uvicorn.Config
+    tls: ssl.SSLContext | None
+
+    @property
+    def url(self) -> str:
+        host, port = self.listener.getsockname()[:2]
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn on several ports, without its signals, which would end the process by the signal."""
+
+    def __init__(self, ports: list[_Port], handshake_s: float, on_started: Callable[[], object]) -> None:
+        super().__init__(ports[0].config)
+        self._ports, self._handshake_s, self._on_started = ports, handshake_s, on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen as uvicorn does, but with a shorter timeout for handshakes than its minute."""
         loop = asyncio.get_running_loop()
         self.servers = [
-            await loop.create_server(self._protocol, sock=listener, backlog=self.config.backlog, **self._tls())
-            for listener in sockets or []
+            await loop.create_server(self._maker(port), sock=port.listener, backlog=_BACKLOG, **self._tls(port))
+            for port in self._ports
         ]
         self.started = True
         self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept the connections that wait, which closing would reset; then end as uvicorn does."""
-        waiting = [connection for listener in sockets or [] for connection in _accept_all(listener)]
+        waiting = [(port, connection) for port in self._ports for connection in _accept_all(port.listener)]
         for server in self.servers:
             server.close()
         loop = asyncio.get_running_loop()
         welcomes = [
-            asyncio.ensure_future(loop.connect_accepted_socket(self._protocol, connection, **self._tls()))
-            for connection in waiting
+            asyncio.ensure_future(loop.connect_accepted_socket(self._maker(port), connection, **self._tls(port)))
+            for port, connection in waiting
         ]
         if welcomes:
             await asyncio.wait(welcomes, timeout=_HANDSHAKE_S)
         await super().shutdown(sockets)
 
-    def _tls(self) -> dict[str, Any]:
-        context = self.config.ssl
-        return {} if context is None else {"ssl": context, "ssl_handshake_timeout": self._handshake_s}
+    def _tls(self, port: _Port) -> dict[str, Any]:
+        return {} if port.tls is None else {"ssl": port.tls, "ssl_handshake_timeout": self._handshake_s}
 
-    def _protocol(self) -> asyncio.Protocol:
-        return self.config.http_protocol_class(self.config, self.server_state, {})  # type: ignore[call-arg]
+    def _maker(self, port: _Port) -> Callable[[], asyncio.Protocol]:
+        """Make the function that makes the connections of a port."""
+        if not port.config.loaded:
+            port.config.load()
+        make: Callable[..., asyncio.Protocol] = port.config.http_protocol_class
+        return lambda: make(port.config, self.server_state, {})
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _check_tls(settings: Settings) -> None:
-    """Check the certificate before the models are opened, with an error that names the files."""
-    if settings.tls_cert is None:
-        return
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
-    except ssl.SSLError as error:
-        files = f"{settings.tls_cert} and {settings.tls_key}"
-        raise ValueError(f"{files} are no certificate with its key in PEM form: {error.reason or error}") from None
 
 
 def _allow_files(wanted: int) -> None:
@@ -209,11 +237,10 @@ def _run_in_loop(main: Coroutine[Any, Any, None]) -> None:
         uvloop.run(main)
 
 
-def _config(server: Server) -> uvicorn.Config:
-    settings = server.settings
+def _config(app: RequestLog, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
-        make_app(server.models, settings, server.metrics),
-        http=connection_class(settings),
+        app,
+        http=connection_class(settings, app),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -223,18 +250,19 @@ def _config(server: Server) -> uvicorn.Config:
         backlog=_BACKLOG,
         timeout_keep_alive=75,  # longer than the 60 s after which most proxies close theirs
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
     )
 
 
 @contextmanager
-def _bound(settings: Settings) -> Iterator[socket.socket]:
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
     """Bind a socket that does not listen yet: no client should wait for models to open."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            error.filename = f"{host}:{port}"
+            raise
         yield listener

@@ -33,7 +33,12 @@ class Settings:
     models: tuple[ModelFile, ...]
     host: str = "127.0.0.1"
     port: int = 8080
-    keys: tuple[str, ...] = field(default=(), repr=False)
+    metrics_port: int | None = None
+    keys: tuple[str, ...] = field(default=(), repr=False)  # besides those in the file
+    api_key_file: Path | None = None
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)  # besides those in the file
+    admin_key_file: Path | None = None
+    allowed_hosts: tuple[str, ...] = ()
     tls_cert: Path | None = None
     tls_key: Path | None = None
     cors_origins: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ import pytest
 
 from sbert_infer import AsyncEngine, Engine, EngineError, TextError, WorkerError
 from sbert_infer.artifact.manifest import SENTENCE
+from sbert_infer.scheduling.request import Work
 from sbert_infer.scheduling.workers import Workers
 from tests.doubles.backend import FakeBackend, Gate, Vectors, run, until
 from tests.models.checkpoints import TEXTS
@@ -204,6 +205,21 @@ def test_it_is_not_ready_while_a_worker_seems_to_hang(small: Engine, fakes: list
             await call
             await until(lambda: engine.ready)
             assert engine.stats().restarts == 0
+
+    run(main)
+
+
+def test_a_large_batch_after_many_small_ones_does_not_seem_to_hang(small: Engine, fakes: list[FakeBackend]) -> None:
+    async def main() -> None:
+        async with AsyncEngine(small, hang_timeout_s=600) as engine:
+            workers = engine._queue.workers
+            for _ in range(50):
+                await engine.encode("one")
+            assert workers._usual_s is not None
+            few, many = (Work([], length, 0, texts=8, tokens=8 * length) for length in (4, 512))
+            workers._usual_s = 0.001  # as if measured: the large one takes 4 s
+            assert workers._patience_s(few) == 3.0
+            assert workers._patience_s(many) == pytest.approx(40.96)
 
     run(main)
 

@@ -1,26 +1,30 @@
-"""API keys, needed on every route but the probes."""
+"""Who may send requests: keys, needed on every route but the probes, and names of the server."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from starlette.types import Scope
 
+from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.problems import Problem
 
+ADMIN = "/admin/"
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 # Basic makes a browser ask for a password, so that it can open the page. It comes first since
 # Chromium reads only the first challenge.
 _CHALLENGE = 'Basic realm="sbert-serve, the key is the password", charset="UTF-8", Bearer realm="sbert-serve"'
+_PORT = re.compile(r":\d*$")
 
 
 class Keys:
-    """All valid keys; if there are none, every request is admitted."""
+    """Valid keys."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         spellings = {key.encode() for key in keys}
@@ -29,18 +33,66 @@ class Keys:
                 spellings.add(key.encode("latin-1"))
         self._digests = [_digest(spelling) for spelling in spellings]
 
-    def admit(self, path: str, authorization: bytes) -> bool:
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def admit(self, authorization: bytes) -> bool:
         """Whether this header has a valid key, as a bearer token or as the password of Basic."""
-        if not self._digests or path in OPEN_PATHS:
-            return True
         given = _digest(_key_in(authorization))
         return any([hmac.compare_digest(given, digest) for digest in self._digests])  # noqa: C419  compare with all, in constant time
 
+
+class Access:
+    """Decides about each request. Without keys, everything but `/admin/` is open."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        hosts = [host.lower() for host in settings.allowed_hosts]
+        self._hosts = frozenset(host.strip("[]") for host in hosts)
+        self._domains = tuple(host[1:] for host in hosts if host.startswith("*."))
+        self.read()
+
+    def read(self) -> None:
+        """Read the files of keys, again if they have changed. If one is bad, nothing changes."""
+        settings = self._settings
+        keys = [*settings.keys, *(read_keys(settings.api_key_file) if settings.api_key_file else ())]
+        admin = [*settings.admin_keys, *(read_keys(settings.admin_key_file) if settings.admin_key_file else ())]
+        if set(keys) & set(admin):
+            raise ValueError("a key is both an API key and an admin key: give admins keys of their own")
+        self.keys, self.admin_keys = Keys(keys), Keys(admin)
+
     def check(self, scope: Scope) -> None:
-        """Refuse a request without a valid key."""
-        if not self.admit(scope["path"], first_header(scope["headers"], b"authorization")):
-            message = "no valid API key: send the header Authorization: Bearer KEY"
-            raise Problem("invalid_api_key", message, headers={"www-authenticate": _CHALLENGE})
+        """Refuse a request without a valid key, or for another host."""
+        if scope["path"] in OPEN_PATHS:
+            return
+        if self._hosts:
+            self._check_host(first_header(scope["headers"], b"host"))
+        authorization = first_header(scope["headers"], b"authorization")
+        if scope["path"].startswith(ADMIN) and self.admin_keys:
+            self._check_admin(authorization)
+        elif self.keys and not self.keys.admit(authorization):
+            raise _no_key("API key")
+
+    def _check_admin(self, authorization: bytes) -> None:
+        if self.admin_keys.admit(authorization):
+            if not authorization.lower().startswith(b"bearer "):
+                # A browser sends Basic by itself, even for a form on another site's page.
+                raise Problem("forbidden", "send the admin key as a bearer token: Authorization: Bearer KEY")
+        elif self.keys and self.keys.admit(authorization):
+            raise Problem("forbidden", "this needs an admin key (see --admin-key-file), and that is an API key")
+        else:
+            raise _no_key("admin key")
+
+    def _check_host(self, given: bytes) -> None:
+        """Refuse other names than the server's: a website may have given a browser its address."""
+        host = _PORT.sub("", given.decode("latin-1").strip().lower()).rstrip(".").strip("[]")
+        if host not in self._hosts and not host.endswith(self._domains):
+            raise Problem("host_not_allowed", f"the host {host[:80]!r} is not served here: see --allowed-host")
+
+
+def _no_key(kind: str) -> Problem:
+    message = f"no valid {kind}: send the header Authorization: Bearer KEY"
+    return Problem("invalid_api_key", message, headers={"www-authenticate": _CHALLENGE})
 
 
 def read_keys(path: Path) -> list[str]:

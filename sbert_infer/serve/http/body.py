@@ -28,7 +28,10 @@ Wanted = TypeVar("Wanted")
 # a pause may not.
 _SLOWEST_BYTES_PER_S = 16 * 2**10
 _DRAIN_S = 2.0  # for the rest of a refused body
-_PIECE_BYTES = 2**20  # to decompress at once
+_PIECE_BYTES = 2**18  # of decompressed data to make at once
+_PACKED_BYTES = 2**14  # of compressed data to read at once: what follows a member is copied
+_MAX_MEMBERS = 1024  # of a gzip body; each takes 20 bytes and some microseconds
+_SEARCHED_BYTES = 2**20  # of a broken body, for what is wrong with it
 _MAX_QUOTES = 2 * (MAX_INPUTS + 100)  # that are not escaped: two for each input, and for each field
 # A high surrogate without a low one after it, or a low one without a high one before it.
 _SURROGATE = re.compile(
@@ -62,7 +65,7 @@ async def read_body(request: Request, settings: Settings) -> bytes:
             if max(received, len(body)) > settings.max_body_bytes:
                 raise _too_large(settings.max_body_bytes, " after decompression" if inflate else "")
             if inflate:
-                await asyncio.sleep(0)  # let other requests run
+                await asyncio.sleep(0)  # let other requests run, even if the piece is empty
     if inflate:
         inflate.finish()
     return bytes(body)
@@ -124,7 +127,7 @@ def decode(body: bytes, wanted: type[Wanted]) -> Wanted:
         message = message.replace("$.", "").replace("`float` >= 1.0", "a whole number of at least 1")
         raise Problem(code, message, param=_field(str(error))) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        if _SURROGATE.search(body):
+        if _SURROGATE.search(body, 0, _SEARCHED_BYTES):
             raise Problem("invalid_json", "the body has half a character: a lone surrogate such as \\ud800") from None
         raise Problem("invalid_json", f"the body is not JSON: {error}") from None
     except RecursionError:
@@ -136,18 +139,29 @@ class _Inflate:
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(wbits=31)
+        self._members = 1
 
     def __call__(self, chunk: bytes) -> Iterator[bytes]:
-        """Decompress a chunk in pieces, since it may hold a thousand times as many bytes."""
+        """Decompress a chunk in pieces, some of which may be empty.
+
+        A chunk may hold a thousand times as many bytes, or thousands of members without any.
+        """
         try:
-            while chunk:
-                if self._member.eof:  # another member may follow, as in concatenated files
-                    self._member = zlib.decompressobj(wbits=31)
-                if piece := self._member.decompress(chunk, _PIECE_BYTES):
-                    yield piece
-                chunk = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
+            for start in range(0, len(chunk), _PACKED_BYTES):
+                packed = chunk[start : start + _PACKED_BYTES]
+                while packed:
+                    if self._member.eof:  # another member may follow, as in concatenated files
+                        self._begin_member()
+                    yield self._member.decompress(packed, _PIECE_BYTES)
+                    packed = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
         except zlib.error as error:
             raise Problem("invalid_json", f"the body is not gzip: {error}") from None
+
+    def _begin_member(self) -> None:
+        self._member = zlib.decompressobj(wbits=31)
+        self._members += 1
+        if self._members > _MAX_MEMBERS:
+            raise Problem("invalid_json", f"the body has more than {_MAX_MEMBERS} gzip members: compress it as one")
 
     def finish(self) -> None:
         """Raise a problem if the last member is not complete."""
@@ -194,9 +208,10 @@ class _Interruption:
 
 
 def _check_type(content_type: bytes) -> None:
+    """Refuse what is not declared as JSON: without that, a page of any website could send it."""
     given = content_type.decode("latin-1")
-    if given and not _JSON.match(given):
-        message = f"send the body as Content-Type: application/json, not {given[:80]}"
+    if not _JSON.match(given):
+        message = f"send the body as Content-Type: application/json, not {given[:80] or 'without a type'}"
         raise Problem("unsupported_media_type", message)
 
 

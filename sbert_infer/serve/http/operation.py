@@ -23,6 +23,7 @@ _RUNS = (
     "timeout",
     "model_unavailable",
     "too_many_inputs",
+    "too_many_tokens",
     "context_length_exceeded",
     "text_failed",
     "model_not_found",

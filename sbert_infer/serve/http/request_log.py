@@ -9,6 +9,7 @@ import re
 import secrets
 import time
 import traceback
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -27,10 +28,16 @@ access = logging.getLogger("sbert_infer.serve.access")
 logger = logging.getLogger(__name__)
 
 _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-_POLLED = frozenset({*OPEN_PATHS, "/metrics"})  # every second: successes are not logged
+POLLED = frozenset({*OPEN_PATHS, "/metrics"})  # every second: successes are not logged
 _PROCESS, _numbers = secrets.token_hex(6), itertools.count(1)  # make ids that no other server gives
 _REFUSALS_EVERY_S = 1.0
 _CLIENT_LEFT = 499  # as in nginx; never sent
+_MAX_PATH = 256  # characters of it in the log
+# What is refused in bulk shares a line a second: a line each would cost more than the refusal.
+_BULK = {
+    HTTPStatus.TOO_MANY_REQUESTS: "refused %d requests with 429: the server is overloaded",
+    HTTPStatus.SERVICE_UNAVAILABLE: "refused %d connections with 503: see --max-connections",
+}
 
 
 @dataclass
@@ -39,13 +46,20 @@ class Record:
 
     id: str
     method: str
-    path: str
+    path: str  # cut if it is long
     start: float  # on the monotonic clock
     status: int = 0  # 0: none yet
     seconds: float = 0.0  # until the response's last byte
     texts: int = 0
     tokens: int = 0
     bytes: int = 0  # of the response's body
+
+
+def new_record(headers: Iterable[tuple[bytes, bytes]], method: str, path: str) -> Record:
+    """Begin the record of a request."""
+    if len(path) > _MAX_PATH:
+        path = f"{path[:_MAX_PATH]}..."
+    return Record(_request_id(headers), method, path, time.monotonic())
 
 
 def record_of(request: Request) -> Record:
@@ -59,11 +73,11 @@ class RequestLog:
 
     def __init__(self, app: ASGIApp, routes: Collection[str], models: Models, metrics: Metrics) -> None:
         self._app, self._routes, self._models, self._metrics = app, frozenset(routes), models, metrics
-        self._refusals = 0  # not logged yet
+        self._refusals: Counter[HTTPStatus] = Counter()  # not logged yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on and note what becomes of it."""
-        record = Record(_request_id(scope["headers"]), scope["method"], scope["path"], time.monotonic())
+        record = new_record(scope["headers"], scope["method"], scope["path"])
         scope["sbert.record"] = record
 
         async def noting(message: Message) -> None:
@@ -87,7 +101,7 @@ class RequestLog:
                 await respond(problem, record.path)(scope, receive, noting)
         finally:
             self._metrics.in_progress -= 1
-            self._finish(record)
+            self.finish(record, is_bulk=record.status == HTTPStatus.TOO_MANY_REQUESTS)
 
     def _note(self, message: Message, record: Record) -> None:
         if message["type"] == "http.response.start":
@@ -98,26 +112,27 @@ class RequestLog:
         else:
             record.bytes += len(message.get("body", b""))
 
-    def _finish(self, record: Record) -> None:
+    def finish(self, record: Record, *, is_bulk: bool = False) -> None:
+        """Count and log a response that was sent, or its client that has left."""
         record.status = record.status or _CLIENT_LEFT
         record.seconds = time.monotonic() - record.start
         route = record.path if record.path in self._routes else "other"
         self._metrics.count_response(route, record.status, record.seconds)
-        if record.status == HTTPStatus.TOO_MANY_REQUESTS:
-            self._count_refusal()
+        if is_bulk:
+            self._count_refusal(HTTPStatus(record.status))
         else:
-            quiet = record.path in _POLLED and record.status < HTTPStatus.BAD_REQUEST
+            quiet = record.path in POLLED and record.status < HTTPStatus.BAD_REQUEST
             access.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"record": record})
 
-    def _count_refusal(self) -> None:
-        """Log refusals as one line a second: a line each would cost more than the refusal."""
+    def _count_refusal(self, status: HTTPStatus) -> None:
         if not self._refusals:
             asyncio.get_running_loop().call_later(_REFUSALS_EVERY_S, self._log_refusals)
-        self._refusals += 1
+        self._refusals[status] += 1
 
     def _log_refusals(self) -> None:
-        logger.warning("refused %d requests with 429: the server is overloaded", self._refusals)
-        self._refusals = 0
+        for status, count in self._refusals.items():
+            logger.warning(_BULK[status], count)
+        self._refusals.clear()
 
 
 def log_engine_error(error: SbertInferError, request: Request) -> None:

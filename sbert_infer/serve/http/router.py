@@ -11,7 +11,7 @@ from starlette.routing import Router as PatternRouter
 from starlette.types import Receive, Scope, Send
 
 from sbert_infer.errors import SbertInferError
-from sbert_infer.serve.http.auth import Keys
+from sbert_infer.serve.http.auth import Access
 from sbert_infer.serve.http.body import read_body, refuse
 from sbert_infer.serve.http.operation import Operation, make_routes
 from sbert_infer.serve.http.request_log import log_engine_error
@@ -26,26 +26,26 @@ class Router:
     Starlette's tries one pattern after the other and wraps each request several times, a tenth of
     what a request costs.
 
-    While every queue is full, requests for a model are refused. That comes after the check of the
-    keys, so that strangers learn nothing about the queue, and before the body is parsed, so that a
-    refusal costs little. What passes may still be refused by the engine's own queue, which knows
-    how many tokens a request has.
+    While the queue of the only model is full, requests for it are refused. That comes after the
+    check of the keys, so that strangers learn nothing about the queue, and before the body is
+    parsed, so that a refusal costs little. What passes may still be refused by the engine's own
+    queue, which knows how many tokens a request has.
     """
 
-    def __init__(self, operations: Sequence[Operation], models: Models, settings: Settings) -> None:
+    def __init__(self, operations: Sequence[Operation], models: Models, settings: Settings, access: Access) -> None:
         self._operations = {
             (operation.method, operation.path): operation for operation in operations if "{" not in operation.path
         }
         # A redirect would go to any host that the request names.
         self._others = PatternRouter(make_routes(operations), redirect_slashes=False)
-        self._models, self._settings, self._keys = models, settings, Keys(settings.keys)
+        self._models, self._settings, self._access = models, settings, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to a request."""
         request = Request(scope, receive)
         operation = self._operations.get((scope["method"], scope["path"]))
         try:
-            self._keys.check(scope)
+            self._access.check(scope)
             if operation is None:
                 scope["app"] = self  # makes Starlette raise if it finds nothing
                 await self._others(scope, receive, send)

@@ -59,14 +59,14 @@ class Models:
         return not self.draining and all(model.ready for model in self._models)
 
     def check_room(self) -> None:
-        """Raise the error that a request for one text would get now, if every model refuses it.
+        """Raise the error that a request for one text would get now, if there is only one model.
 
-        Which model it is for is unknown, so the first counts it.
+        Which of several models a request is for is known once its body is read; then that model's
+        own queue refuses and counts it.
         """
-        refusals = [refusal for model in self._models if model.is_open and (refusal := model.engine.refusal())]
-        if len(refusals) == len(self._models):
-            self.first.engine.count_refusal(refusals[0])
-            raise refusals[0]
+        if len(self._models) == 1 and self.first.is_open and (refusal := self.first.engine.refusal()):
+            self.first.engine.count_refusal(refusal)
+            raise refusal
 
     async def open(self) -> None:
         """Open all models, one after the other."""

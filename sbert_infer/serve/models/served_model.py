@@ -145,8 +145,8 @@ class Model:
             if settings.max_queue_tokens < longest:
                 room = f"--max-queue-tokens {settings.max_queue_tokens}"
                 raise ValueError(f"{room} is less than the {longest} tokens that a text of {self.name} may have")
-            for _ in range(2):  # a second lone text opens the session that lone texts use
-                await _run_once(engine)
+            await asyncio.wrap_future(in_daemon_thread("sbert-serve-warm", engine.warm_up))
+            await _run_once(engine)
         except BaseException:
             await engine.close(0)
             raise

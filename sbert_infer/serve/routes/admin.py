@@ -7,10 +7,11 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sbert_infer.serve.http.auth import Access
 from sbert_infer.serve.http.operation import Handler, Operation
+from sbert_infer.serve.http.reloading import Reloading
 from sbert_infer.serve.metrics import Metrics
 from sbert_infer.serve.models.registry import Models
-from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.serve.wire.responses import json_response
 from sbert_infer.serve.wire.schemas import Health, Reload, Reloaded
@@ -32,8 +33,8 @@ _HTML = "text/html; charset=utf-8"
 class Admin:
     """The handlers of these routes."""
 
-    def __init__(self, models: Models, settings: Settings, metrics: Metrics) -> None:
-        self._models, self._settings, self._metrics = models, settings, metrics
+    def __init__(self, models: Models, metrics: Metrics, access: Access, reloading: Reloading) -> None:
+        self._models, self._metrics, self._access, self._reloading = models, metrics, access, reloading
 
     def operations(self) -> list[Operation]:
         """The operations on these routes."""
@@ -49,11 +50,11 @@ class Admin:
                 "POST",
                 "/admin/reload",
                 "Operation",
-                "Open the models' files again",
+                "Read models, keys and certificate again",
                 self.reload,
                 Reload,
                 problems=("forbidden", "reload_failed"),
-                note="Needs a server with keys. Requests are served meanwhile; a bad file changes nothing.",
+                note="Needs an admin key. Requests are served meanwhile; a bad file changes nothing.",
             ),
             Operation("GET", "/", "Pages", "The live page", self.page("live.html"), None, media_type=_HTML),
             Operation("GET", "/docs", "Pages", "The routes, to read", self.page("docs.html"), None, media_type=_HTML),
@@ -76,15 +77,13 @@ class Admin:
         return Response(self._metrics.render(), headers={"content-type": _PROMETHEUS})
 
     async def reload(self, request: Request) -> Response:
-        """Open the models' files again."""
-        if not self._settings.keys:
-            raise Problem("forbidden", "reload over HTTP needs a server with keys (see --api-key-file); or send SIGHUP")
-        if not request.headers.get("authorization", "").lower().startswith("bearer "):
-            # A browser sends Basic by itself, even for a form on another site's page.
-            raise Problem("forbidden", "reload needs the key as a bearer token: Authorization: Bearer KEY")
-        if self._models.reloading:
+        """Read keys, certificate and models again."""
+        if not self._access.admin_keys:
+            message = "reload over HTTP needs a server with admin keys (see --admin-key-file); or send SIGHUP"
+            raise Problem("forbidden", message)
+        if self._reloading.in_progress:
             raise Problem("reload_failed", "a reload is in progress: wait for it to end")
-        await self._models.reload(self._metrics.count_reload)
+        await self._reloading.reload()
         done = [Reloaded(model.name, model.manifest.weights_sha256) for model in self._models]
         return json_response(Reload(done))
 

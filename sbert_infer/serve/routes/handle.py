@@ -31,6 +31,7 @@ _REFUSED = (
 # In one text. A long one is cut before it is tokenized, but where that is not possible, as in a
 # million spaces, the tokenizer takes 100 bytes and 2 microseconds for each.
 _MAX_CHARACTERS = 2**20
+_SEARCHED_BYTES = 2**16  # of a body that is no text, for token ids: a search of 16 MB takes half a second
 # Matches if the first input is a number or a list that begins with one. Up to 16 empty lists before
 # it are skipped, no more, since each takes memory. Inside a text, the quotes would be escaped.
 _IDS = re.compile(rb'"inputs?"\s*:\s*\[(\s*\[\s*\]\s*,){0,16}\s*(\[\s*)?-?\d')
@@ -55,7 +56,7 @@ def decode_inputs(body: bytes, texts: type[Texts], ids: type[Ids], allow_token_i
     try:
         return decode(body, texts)
     except Problem as problem:
-        if problem.code == "invalid_json" or not _IDS.search(body):
+        if problem.code == "invalid_json" or not _IDS.search(body, 0, _SEARCHED_BYTES):
             raise
     if not allow_token_ids:
         raise Problem("token_ids_refused", _REFUSED, param="input")
@@ -90,7 +91,7 @@ async def run_model(request: Request, texts: int, work: Coroutine[Any, Any, Enco
     try:
         result = await while_connected(request, work)
     except ValueError as error:
-        code = "too_many_inputs" if isinstance(error, CallTooLargeError) else "invalid_request"
+        code = "too_many_tokens" if isinstance(error, CallTooLargeError) else "invalid_request"
         raise Problem(code, str(error), param="input") from None
     record.tokens = result.tokens
     return result

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sbert_infer import OverloadedError
+from sbert_infer import CallTooLargeError, OverloadedError
 from sbert_infer.scheduling.limits import Limits
 from sbert_infer.scheduling.request import Request
 from sbert_infer.scheduling.scheduler import Scheduler
@@ -82,12 +82,24 @@ def test_what_can_not_be_done_in_time_is_refused_at_once() -> None:
 def test_with_hardly_anything_ahead_any_deadline_is_tried() -> None:
     scheduler = loaded(0)
     with pytest.raises(OverloadedError):
-        scheduler.check(100_000, 31.0, 1.0)
+        scheduler.check(25_000, 31.0, 1.0)
     for work in list(scheduler.running):
         scheduler.done(work, 2.0)
     scheduler.check(100_000, 2.001, 2.0)
     scheduler.add(request(100, arrival=2.0))
     scheduler.check(100_000, 2.001, 2.0)
+
+
+def test_what_can_never_be_done_in_time_is_no_overload() -> None:
+    scheduler = loaded(0)
+    speed = scheduler.tokens_per_s
+    assert speed is not None
+    with pytest.raises(CallTooLargeError, match="send at most") as refusal:
+        scheduler.check(int(speed * 10) + 1, 11.0, 1.0)
+    assert refusal.value.limit == int(speed * 6)
+    with pytest.raises(OverloadedError):
+        scheduler.check(int(speed * 10) - 1, 11.0, 1.0)
+    scheduler.check_possible(int(speed * 10) - 1, 10.0)
 
 
 def test_small_batches_of_a_few_callers_say_nothing_of_the_speed() -> None:

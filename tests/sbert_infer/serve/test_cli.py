@@ -30,8 +30,8 @@ def error_of(*arguments: str) -> str:
 def test_help_has_examples_and_every_setting() -> None:
     text = invoke("--help").stdout
     assert "Examples:" in text
-    options = {name.replace("_", "-") for name in Settings.__dataclass_fields__} - {"models", "keys"}
-    options = (options - {"cors-origins"}) | {"cors-origin", "api-key-file"}
+    options = {name.replace("_", "-") for name in Settings.__dataclass_fields__} - {"models", "keys", "admin-keys"}
+    options = (options - {"cors-origins", "allowed-hosts"}) | {"cors-origin", "allowed-host"}
     assert [name for name in options if f"--{name}" not in text] == []
 
 
@@ -50,9 +50,11 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     assert "PATH or NAME=PATH" in error_of("name=")
 
 
-@pytest.mark.parametrize("name", ["SBERT_SERVE_API_KEY", "SBERT_SERVE_API_KEY_FILE"])
+@pytest.mark.parametrize(
+    "name", [f"SBERT_SERVE_{kind}_KEY{file}" for kind in ("API", "ADMIN") for file in ("", "_FILE")]
+)
 def test_an_empty_variable_does_not_turn_keys_off(name: str) -> None:
-    result = invoke("x.onnx", **{name: " " if name == "SBERT_SERVE_API_KEY" else ""})
+    result = invoke("x.onnx", **{name: "" if name.endswith("_FILE") else " "})
     assert result.exit_code == 1
     assert result.stderr.startswith(f"error: {name} is set, but empty")
 
@@ -66,6 +68,8 @@ def test_an_empty_variable_does_not_turn_keys_off(name: str) -> None:
         (("--timeout-s", "0"), "'--timeout-s'"),
         (("--cors-origin", "example.org"), "'example.org' is no origin such as https://"),
         (("--cors-origin", "https://example.org/"), "'https://example.org/' is no origin"),
+        (("--allowed-host", "https://example.org"), "'https://example.org' is no host such as"),
+        (("--allowed-host", "example.org:80"), "'example.org:80' is no host such as"),
     ],
 )
 def test_values_that_mean_nothing_are_refused(arguments: tuple[str, ...], message: str) -> None:
@@ -82,7 +86,9 @@ def test_a_queue_that_holds_no_text(served_onnx: Path) -> None:
 def test_an_address_that_is_taken(served_onnx: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert error_of(str(served_onnx), "--port", str(port)) == f"error: 127.0.0.1:{port}: Address already in use"
+        message = f"error: 127.0.0.1:{port}: Address already in use"
+        assert error_of(str(served_onnx), "--port", str(port)) == message
+        assert error_of(str(served_onnx), "--port", "0", "--metrics-port", str(port)) == message
     assert error_of(str(served_onnx), "--host", "no.such.host.invalid").startswith("error: no.such.host.invalid")
 
 
@@ -96,13 +102,15 @@ def test_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, plur
 
         def run(self) -> None: ...
 
-    monkeypatch.setattr(cli, "_import_server", lambda: (Seen, lambda as_json: nullcontext(), None))
+    monkeypatch.setattr(cli, "_import_server", lambda: (Seen, lambda as_json: nullcontext()))
     environment = {
         "SBERT_SERVE_MODELS": "a=x.onnx y.onnx",
         "SBERT_SERVE_PORT": "9000",
         "SBERT_SERVE_LOG_JSON": "1",
         f"SBERT_SERVE_CORS_ORIGIN{plural}": "https://a.example https://b.example",
+        f"SBERT_SERVE_ALLOWED_HOST{plural}": "a.example *.b.example",
         "SBERT_SERVE_API_KEY": "k",
+        "SBERT_SERVE_ADMIN_KEY": "boss",
     }
     result = invoke("--timeout-s", "5", **environment)
     assert result.exit_code == 0, result.output
@@ -110,8 +118,10 @@ def test_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, plur
     assert settings.models == (ModelFile(Path("x.onnx"), "a"), ModelFile(Path("y.onnx")))
     assert (settings.port, settings.log_json, settings.timeout_s) == (9000, True, 5.0)
     assert settings.cors_origins == ("https://a.example", "https://b.example")
-    assert settings.keys == ("k",)
+    assert settings.allowed_hosts == ("a.example", "*.b.example")
+    assert (settings.keys, settings.admin_keys) == (("k",), ("boss",))
     assert "'k'" not in repr(settings)
+    assert "boss" not in repr(settings)
 
 
 def test_a_missing_package_is_named_with_its_remedy() -> None:

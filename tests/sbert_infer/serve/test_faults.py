@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from sbert_infer.artifact.manifest import SENTENCE
+from sbert_infer.backends.base import Batch
+from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
 from tests.doubles.backend import FakeBackend, Gate, Vectors
 from tests.sbert_infer.serve.conftest import Running, until
 
@@ -91,6 +93,37 @@ def test_a_bad_text_is_named_and_affects_no_other_request(
     assert server.client.get("/health/ready").status_code == 200
 
 
+def test_every_kind_of_batch_has_run_before_the_server_is_ready(
+    start_server: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[tuple[tuple[int, int], bool]] = []
+
+    class Watched(FakeBackend):
+        max_batch_tokens = 1024
+
+        def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> list[Vectors]:
+            shapes.append((batch.shape, alone))
+            return super().run(batch, outputs, alone=alone)
+
+    monkeypatch.setattr("sbert_infer.base_engine.open_backend", lambda *_: Watched())
+    server = start_server()
+    longest = server.server.models.first.manifest.max_length
+    lengths = dict.fromkeys(min(length, longest) for length in (8, 32, 128, 512))
+    assert len(lengths) > 1
+    for length in lengths:
+        assert ((1, length), True) in shapes
+        assert shapes.count(((1024 // length, length), False)) == Watched.workers
+    metrics = server.client.get("/metrics").text
+    assert 'sbert_texts_total{model="small"} 0.0' in metrics  # none of it counts
+    assert "sbert_speed_tokens_per_second{" not in metrics
+
+
+def test_the_session_for_lone_texts_is_open_when_the_server_is_ready(start_server: Callable[..., Running]) -> None:
+    backend = start_server().server.models.first.engine.engine.pipeline.backend
+    assert isinstance(backend, OnnxBackend)
+    assert (backend._lone_session is not None) == backend._share_cores
+
+
 def test_a_worker_that_dies_is_replaced(
     start_server: Callable[..., Running], fakes: list[FakeBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +192,7 @@ def test_overload_is_refused_at_once(
             assert float(response.headers["retry-after-ms"]) >= 50
         assert response.json()["error_type"] == "Overloaded"
         never = server.post("/v1/embeddings", {"input": [f"{number}" for number in range(500)]})
-        assert never.status_code == 400
+        assert never.status_code == 413
         assert "max_queue_tokens=200: send fewer" in never.json()["error"]["message"]
         gate.opened.set()
         assert [answer.result().status_code for answer in under_way] == [200] * 3
@@ -199,6 +232,33 @@ def test_a_deadline(start_server: Callable[..., Running], fakes: list[FakeBacken
     assert response.headers["retry-after"] == "1"
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embed"])
+def test_what_can_never_be_done_in_time_is_told_so(
+    start_server: Callable[..., Running], fakes: list[FakeBackend], gate: Gate, path: str
+) -> None:
+    server = start_server()
+    engine = server.server.models.first.engine
+    scheduler = engine._queue.scheduler
+    fakes[0].fault = gate
+    body = {"input" if path == "/v1/embeddings" else "inputs": [f"{number}" for number in range(200)]}
+
+    def refusal() -> str:
+        scheduler._done_tokens, scheduler._done_s = 100.0, 1.0  # as if measured
+        response = server.post(path, body)
+        assert response.status_code == 413
+        assert "retry-after" not in response.headers
+        return response.text
+
+    engine.timeout_s = 0.5
+    assert "send at most 30 at once" in refusal()  # accepted, since nothing waits, and then not done
+    scheduler.reserved_tokens += 10_000
+    assert "at once, or raise the timeout" in refusal()  # at once
+    engine.timeout_s = 30.0
+    assert server.post(path, body).status_code == 429  # it could be done, but not now
+    scheduler.reserved_tokens -= 10_000
+    assert 'sbert_errors_total{kind="too_large",model="small"} 2.0' in server.client.get("/metrics").text
+
+
 # Clients that leave -------------------------------------------------------------------------------
 
 
@@ -208,7 +268,8 @@ def leave(server: Running, text: str) -> None:
     assert url.port is not None
     body = b'{"inputs": "%s"}' % text.encode()
     with socket.create_connection((url.host, url.port)) as connection:
-        connection.sendall(b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        head = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        connection.sendall(head + b"content-length: %d\r\n\r\n%s" % (len(body), body))
 
 
 def test_a_client_that_leaves_after_a_large_body_is_noticed(
@@ -233,12 +294,12 @@ def test_work_is_dropped_for_clients_that_leave(
     server = start_server()
     stats = server.server.models.first.engine.stats
     fakes[0].fault = gate
-    before = sum(fakes[0].seen)
+    before, requests = sum(fakes[0].seen), stats().requests
     with ThreadPoolExecutor(3) as threads:
         held = hold_workers(server, gate, threads)
         for number in range(1000):
             leave(server, f"leaves {number}")
-        until(lambda: stats().requests >= 1004)
+        until(lambda: stats().requests >= requests + 1002)
         until(lambda: stats().queued_texts == 0)
         assert stats().queued_tokens == 0
         gate.opened.set()

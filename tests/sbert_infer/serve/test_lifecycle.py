@@ -126,6 +126,19 @@ def test_a_second_signal_ends_it_at_once(start_process: Start) -> None:
     assert process.exit(signal.SIGINT) == 128 + signal.SIGINT
 
 
+def test_sighup_revokes_a_key(start_process: Start, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("old\n")
+    process = start_process("--api-key-file", str(keys))
+    headers = {"authorization": "Bearer old"}
+    assert httpx.get(f"{process.url()}/v1/models", headers=headers).status_code == 200
+    keys.write_text("new\n")
+    process.process.send_signal(signal.SIGHUP)
+    process.wait_for("reloaded small")
+    assert httpx.get(f"{process.url()}/v1/models", headers=headers).status_code == 401
+    assert process.exit() == 0
+
+
 def test_sighup_reloads(start_process: Start) -> None:
     process = start_process("--log-json", SBERT_SERVE_API_KEY="from the environment")
     url = process.url()

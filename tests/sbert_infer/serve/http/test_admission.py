@@ -8,10 +8,12 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
+from sbert_infer.serve.settings import ModelFile
 from tests.sbert_infer.serve.conftest import Running, until
 from tests.sbert_infer.serve.http.test_limits import BODY, connect, read_all, send_head
 
@@ -75,6 +77,18 @@ def test_refusals_are_counted(server: Running) -> None:
         for _ in range(3):
             assert server.post("/embed", {"inputs": "a cat"}).status_code == 429
     assert counted() == [count + 3 for count in before]
+
+
+def test_a_refusal_counts_for_the_model_that_was_asked(start_server: Callable[..., Running], served_onnx: Path) -> None:
+    server = start_server(models=(ModelFile(served_onnx, "first"), ModelFile(served_onnx, "second")))
+    schedulers = [model.engine._queue.scheduler for model in server.server.models]
+    for scheduler in schedulers:
+        scheduler.reserved_tokens += scheduler.limits.max_queue_tokens
+    assert server.post("/v1/embeddings", {"input": "a cat", "model": "second"}).status_code == 429
+    assert server.post("/embed", {"inputs": ["a cat"] * 3, "model": "second"}).status_code == 429
+    metrics = server.client.get("/metrics").text
+    assert 'sbert_errors_total{kind="overloaded",model="first"} 0.0' in metrics
+    assert 'sbert_errors_total{kind="overloaded",model="second"} 2.0' in metrics
 
 
 def test_refusals_are_logged_in_one_line_a_second(
@@ -258,7 +272,7 @@ def test_a_refusal_does_not_end_what_comes_behind_it(
     start_server: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two requests in one piece: the second takes longer than a connection may be idle."""
-    server = start_server(keys=("secret",))
+    server = start_server(keys=("secret",), admin_keys=("admin",))
     http = server.server._uvicorn
     assert http is not None
     monkeypatch.setattr(http.config, "timeout_keep_alive", 1)
@@ -267,9 +281,9 @@ def test_a_refusal_does_not_end_what_comes_behind_it(
         await asyncio.sleep(2)
 
     monkeypatch.setattr(server.server.models, "reload", slow)
-    head = "HTTP/1.1\r\nhost: x\r\nauthorization: Bearer secret\r\ncontent-length:"
-    first = f"POST /embed {head} {len(BODY)}\r\n\r\n{BODY.decode()}"
-    second = f"POST /admin/reload {head} 0\r\n\r\n"
+    head = "HTTP/1.1\r\nhost: x\r\nauthorization: Bearer"
+    first = f"POST /embed {head} secret\r\ncontent-length: {len(BODY)}\r\n\r\n{BODY.decode()}"
+    second = f"POST /admin/reload {head} admin\r\ncontent-length: 0\r\n\r\n"
     with crowded(server), connect(server) as connection:
         connection.sendall((first + second).encode())
         answers = read_answers(connection, 2)

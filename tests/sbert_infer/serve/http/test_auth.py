@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbert_infer.serve.http.auth import OPEN_PATHS, Keys, read_keys
-from tests.sbert_infer.serve.conftest import Running
+from sbert_infer.serve.http.auth import OPEN_PATHS, Access, Keys, read_keys
+from sbert_infer.serve.settings import ModelFile, Settings
+from tests.sbert_infer.serve.conftest import Running, start
 
 KEYS = ("first-key", "zweiter Schlüssel")
 
@@ -61,9 +62,6 @@ def test_what_opens(server_with_keys: Running, authorization: str, status: int) 
 
 @pytest.fixture(scope="module")
 def server_with_keys(served_onnx: Path) -> object:
-    from sbert_infer.serve.settings import ModelFile, Settings
-    from tests.sbert_infer.serve.conftest import start
-
     running = start(Settings((ModelFile(served_onnx, "small"),), port=0, keys=KEYS))
     yield running
     running.stop()
@@ -85,16 +83,16 @@ def test_only_equal_keys_open(given_key: str, keys: list[str]) -> None:
     key = given_key.encode().strip()
     latin = {own.encode("latin-1") for own in keys if max(own) <= "\u00ff"}
     spelled = {own.encode() for own in keys} | latin
-    assert Keys(keys).admit("/embed", b"Bearer " + given_key.encode()) == (key in spelled)
+    assert Keys(keys).admit(b"Bearer " + given_key.encode()) == (key in spelled)
 
 
 @pytest.mark.parametrize("code", ["utf-8", "latin-1"])
 def test_a_key_may_have_any_letters(code: str) -> None:
     guard = Keys(["schl\u00fcssel"])
     password = base64.b64encode("user:schl\u00fcssel".encode(code))
-    assert guard.admit("/embed", "Bearer schl\u00fcssel".encode(code))
-    assert guard.admit("/embed", b"Basic " + password)
-    assert not guard.admit("/embed", b"Bearer schlussel")
+    assert guard.admit("Bearer schl\u00fcssel".encode(code))
+    assert guard.admit(b"Basic " + password)
+    assert not guard.admit(b"Bearer schlussel")
 
 
 def test_what_is_no_base64_is_no_key(server_with_keys: Running) -> None:
@@ -137,3 +135,86 @@ def test_key_files(tmp_path: Path) -> None:
     file.write_bytes(b"\xff")
     with pytest.raises(ValueError, match="not UTF-8"):
         read_keys(file)
+
+
+# Admins -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "authorization", "status", "message"),
+    [
+        (KEYS, "Bearer admin-key", 200, ""),
+        (KEYS, "Bearer first-key", 403, "that is an API key"),
+        (KEYS, basic("admin-key"), 403, "Bearer"),
+        (KEYS, "Bearer other", 401, "no valid admin key"),
+        ((), "Bearer admin-key", 200, ""),
+        ((), "", 401, "no valid admin key"),
+    ],
+)
+def test_reload_needs_an_admin_key(
+    start_server: Callable[..., Running], keys: tuple[str, ...], authorization: str, status: int, message: str
+) -> None:
+    server = start_server(keys=keys, admin_keys=("admin-key",))
+    response = httpx.post(f"{server.url}/admin/reload", headers={"authorization": authorization}, timeout=30)
+    assert response.status_code == status
+    assert message in response.text
+
+
+def test_an_admin_key_opens_nothing_else_and_is_no_api_key(start_server: Callable[..., Running]) -> None:
+    server = start_server(keys=KEYS, admin_keys=("admin-key",))
+    assert httpx.get(f"{server.url}/v1/models", headers={"authorization": "Bearer admin-key"}).status_code == 401
+    with pytest.raises(ValueError, match="both an API key and an admin key"):
+        Access(Settings((), keys=KEYS, admin_keys=KEYS[1:]))
+
+
+# Hosts --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bound(served_onnx: Path) -> object:
+    hosts = ("Here.example", "*.inside.example", "[::1]")
+    running = start(Settings((ModelFile(served_onnx, "small"),), port=0, allowed_hosts=hosts))
+    yield running
+    running.stop()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("here.example", 200),
+        ("HERE.example:8080", 200),
+        ("here.example.", 200),
+        ("a.inside.example", 200),
+        ("a.b.inside.example:1", 200),
+        ("[::1]:80", 200),
+        ("inside.example", 421),
+        ("evil-inside.example", 421),
+        ("here.example.evil.example", 421),
+        ("127.0.0.1", 421),
+        ("", 421),
+    ],
+)
+def test_only_its_own_names_are_answered(bound: Running, host: str, status: int) -> None:
+    response = httpx.get(f"{bound.url}/v1/models", headers={"host": host})
+    assert response.status_code == status
+    assert httpx.get(f"{bound.url}/health/ready", headers={"host": host}).status_code == 200  # probes ask by address
+    if status != 200:
+        assert response.json()["error"]["code"] == "host_not_allowed"
+
+
+# Metrics ------------------------------------------------------------------------------------------
+
+
+def test_metrics_on_a_port_of_their_own(start_server: Callable[..., Running], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        server = start_server(keys=KEYS, metrics_port=0, allowed_hosts=("here.example",))
+    (line,) = [line for line in caplog.messages if line.startswith("metrics and probes, for anyone, on ")]
+    with httpx.Client(base_url=line.rpartition(" ")[2]) as scraper:
+        assert "sbert_ready" in scraper.get("/metrics").text
+        assert scraper.get("/health/ready").status_code == 200
+        for path in ("/", "/v1/models", "/embed", "/admin/reload", "/openapi.json"):
+            assert scraper.get(path).status_code == 404
+            assert scraper.post(path, json={"inputs": "a"}).status_code == 404
+        counted = 'sbert_http_requests_total{route="/metrics",status="200"} 1.0'
+        assert counted in scraper.get("/metrics").text
+    assert httpx.get(f"{server.url}/metrics", headers={"host": "here.example"}).status_code == 401

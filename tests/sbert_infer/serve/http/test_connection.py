@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sbert_infer.serve.http import connection
-from sbert_infer.serve.http.connection import _HeadWithBody
+from sbert_infer.serve.http.transport import HeadWithBody
 from tests.sbert_infer.serve.conftest import Running
 from tests.sbert_infer.serve.http.test_admission import read_answers
 
@@ -42,7 +42,7 @@ def wire() -> Any:
 
 
 def test_head_and_body_are_one_write(wire: Any) -> None:
-    answer = _HeadWithBody(wire)
+    answer = HeadWithBody(wire)
     answer.write(HEAD)
     answer.write(b"body")
     assert wire.writes == [HEAD + b"body"]
@@ -51,8 +51,8 @@ def test_head_and_body_are_one_write(wire: Any) -> None:
 
 
 def test_the_server_responds_in_one_write(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Watched(_HeadWithBody):
-        def __init__(self, transport: Any) -> None:
+    class Watched(HeadWithBody):
+        def __init__(self, transport: Any, has_body: bool = True) -> None:
             writes: list[bytes] = []
             answers.append(writes)
 
@@ -60,17 +60,17 @@ def test_the_server_responds_in_one_write(server: Running, monkeypatch: pytest.M
                 writes.append(data)
                 transport.write(data)
 
-            super().__init__(SimpleNamespace(write=write))  # type: ignore[arg-type]
+            super().__init__(SimpleNamespace(write=write, is_closing=transport.is_closing))  # type: ignore[arg-type]
 
     answers: list[list[bytes]] = []
-    monkeypatch.setattr(connection, "_HeadWithBody", Watched)
+    monkeypatch.setattr(connection, "HeadWithBody", Watched)
     body = server.post("/embed", {"inputs": ["a text"]}).content
     assert len(answers) == 1
     assert [written.partition(b"\r\n\r\n")[2] for written in answers[0]] == [body]
 
 
 def test_an_empty_body_sends_the_head(wire: Any) -> None:
-    answer = _HeadWithBody(wire)
+    answer = HeadWithBody(wire)
     answer.write(HEAD)
     answer.write(b"")
     assert wire.writes == [HEAD]
@@ -78,14 +78,14 @@ def test_an_empty_body_sends_the_head(wire: Any) -> None:
 
 def test_a_large_body_is_not_copied(wire: Any) -> None:
     large = b"x" * 2**20
-    answer = _HeadWithBody(wire)
+    answer = HeadWithBody(wire)
     answer.write(HEAD)
     answer.write(large)
     assert wire.writes == [HEAD, large]
 
 
 def test_a_client_that_waits_for_its_turn_gets_it_at_once(wire: Any) -> None:
-    answer = _HeadWithBody(wire)
+    answer = HeadWithBody(wire)
     answer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     assert len(wire.writes) == 1
     answer.write(HEAD)
@@ -94,7 +94,7 @@ def test_a_client_that_waits_for_its_turn_gets_it_at_once(wire: Any) -> None:
 
 
 def test_a_head_without_a_body_is_sent_before_the_end(wire: Any) -> None:
-    answer = _HeadWithBody(wire)
+    answer = HeadWithBody(wire)
     answer.write(HEAD)
     answer.close()
     assert wire.writes == [HEAD]
@@ -110,7 +110,7 @@ def test_head_expect_and_get_on_one_connection(server: Running) -> None:
         assert head.startswith(b"HTTP/1.1 ")
         assert head.endswith(b"\r\n\r\n")
         body = b'{"inputs": "a cat"}'
-        ask = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n" % len(body)
+        ask = b"POST /embed HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % len(body)
         connection.sendall(ask + b"expect: 100-continue\r\n\r\n")
         assert connection.recv(2**16) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(body)

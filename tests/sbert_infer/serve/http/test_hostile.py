@@ -19,11 +19,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.sbert_infer.serve.conftest import Running, until
+from tests.sbert_infer.serve.http.test_floods import send_all_it_takes
 from tests.sbert_infer.serve.test_lifecycle import Process
 
 JSON = {"content-type": "application/json"}
 BODY = b'{"inputs": "A cat sat."}'
-HEAD = b"POST /embed HTTP/1.1\r\nhost: x\r\n"
+HEAD = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 ASK = HEAD + b"content-length: %d\r\n\r\n%s" % (len(BODY), BODY)
 MB = 2**20
 
@@ -98,6 +99,17 @@ def test_what_is_no_body_is_bounded(victim: Victim, start: bytes, more: bytes) -
         with pytest.raises(ConnectionError):
             connection.sendall(more * 100_000)
     assert victim.peak_mb() - before < 20  # of 100 MB that were to come
+
+
+@needs_proc
+def test_requests_without_end_take_no_memory(victim: Victim) -> None:
+    before = victim.peak_mb()
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            connection = stack.enter_context(victim.connect())
+            send_all_it_takes(connection, b"GET / HTTP/1.1\r\n\r\n" * (8 * MB // 18))
+        assert victim.client.get("/health/live").status_code == 200
+        assert victim.peak_mb() - before < 60  # it was 900, of one connection
 
 
 @needs_proc

@@ -109,7 +109,8 @@ def test_a_gzip_bomb_takes_no_memory(small_bodies: Running) -> None:
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        ({}, 200),
+        ({}, 415),
+        ({"content-type": ""}, 415),
         ({"content-type": "application/json; charset=utf-8"}, 200),
         ({"content-type": "Application/JSON"}, 200),
         ({"content-type": "application/vnd.api+json"}, 200),

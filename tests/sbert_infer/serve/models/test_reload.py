@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +19,8 @@ from sbert_infer import Engine
 from sbert_infer.serve.settings import ModelFile
 from tests.sbert_infer.serve.conftest import Running
 
-KEYS = ("secret",)
+KEYS, ADMIN = ("secret",), ("admin",)
+AS_ADMIN = {"authorization": "Bearer admin"}
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def unit(path: Path, text: str) -> Any:
 def test_a_new_model_takes_over_and_no_request_is_lost(
     start_server: Callable[..., Running], file: Path, make_variant: Callable[..., Path]
 ) -> None:
-    server = start_server(models=(ModelFile(file, "small"),), keys=KEYS)
+    server = start_server(models=(ModelFile(file, "small"),), keys=KEYS, admin_keys=ADMIN)
     new = make_variant("new", default_prompt_name="query")
     either = [unit(file, "A cat sat."), unit(new, "A cat sat.")]
     assert np.abs(either[0] - either[1]).max() > 1e-3
@@ -64,7 +67,7 @@ def test_a_new_model_takes_over_and_no_request_is_lost(
         file.with_suffix(".tmp").write_bytes(source_bytes)
         if source is not file:
             file.with_suffix(".tmp").replace(file)
-        response = server.post("/admin/reload", None)
+        response = server.post("/admin/reload", None, headers=AS_ADMIN)
         assert response.status_code == 200, response.text
     stop.set()
     for thread in threads:
@@ -79,14 +82,14 @@ def test_a_new_model_takes_over_and_no_request_is_lost(
 
 
 def test_a_bad_file_changes_nothing(start_server: Callable[..., Running], file: Path) -> None:
-    server = start_server(models=(ModelFile(file, "small"),), keys=KEYS)
+    server = start_server(models=(ModelFile(file, "small"),), keys=KEYS, admin_keys=ADMIN)
     before = vector(server, "A cat sat.")
     good = file.read_bytes()
     for content in (good[:-100], b"nonsense", b"", None):
         file.unlink()
         if content is not None:
             file.write_bytes(content)
-        response = server.post("/admin/reload", None)
+        response = server.post("/admin/reload", None, headers=AS_ADMIN)
         assert response.status_code == 409
         assert "small was not reloaded, the model opened before still serves: served.onnx" in response.json()["error"]
         assert str(file.parent) not in response.text
@@ -95,20 +98,94 @@ def test_a_bad_file_changes_nothing(start_server: Callable[..., Running], file: 
         assert server.client.get("/health/ready").status_code == 200
         np.testing.assert_array_equal(vector(server, "A cat sat."), before)
     file.write_bytes(good)
-    assert server.post("/admin/reload", None).status_code == 200
+    assert server.post("/admin/reload", None, headers=AS_ADMIN).status_code == 200
     metrics = server.client.get("/metrics").text
     assert 'sbert_reloads_total{model="small",result="failed"} 4.0' in metrics
 
 
 def test_a_browser_may_not_reload(start_server: Callable[..., Running], file: Path) -> None:
     """It sends Basic by itself, also for a form on another site's page."""
-    server = start_server(models=(ModelFile(file, "small"),), keys=KEYS)
-    response = httpx.post(f"{server.url}/admin/reload", auth=("", KEYS[0]))
+    server = start_server(models=(ModelFile(file, "small"),), keys=KEYS, admin_keys=ADMIN)
+    response = httpx.post(f"{server.url}/admin/reload", auth=("", ADMIN[0]))
     assert response.status_code == 403
     assert "Bearer" in response.json()["error"]
 
 
-def test_there_is_no_reload_without_keys(server: Running) -> None:
+def test_there_is_no_reload_without_admin_keys(server: Running) -> None:
     response = server.post("/admin/reload", None)
     assert response.status_code == 403
     assert "SIGHUP" in response.json()["error"]
+
+
+# Keys and certificates ----------------------------------------------------------------------------
+
+
+def status(server: Running, key: str) -> int:
+    return httpx.get(f"{server.url}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code
+
+
+def test_a_revoked_key_ends(start_server: Callable[..., Running], tmp_path: Path) -> None:
+    keys, admins = tmp_path / "keys", tmp_path / "admins"
+    keys.write_text("old\nkept\n")
+    admins.write_text("admin\n")
+    server = start_server(api_key_file=keys, admin_key_file=admins, keys=("given",))
+    assert [status(server, key) for key in ("old", "kept", "given", "new")] == [200, 200, 200, 401]
+    keys.write_text("kept\nnew\n")
+    assert server.post("/admin/reload", None, headers=AS_ADMIN).status_code == 200
+    assert [status(server, key) for key in ("old", "kept", "given", "new")] == [401, 200, 200, 200]
+    admins.write_text("successor\n")
+    assert server.post("/admin/reload", None, headers=AS_ADMIN).status_code == 200
+    assert server.post("/admin/reload", None, headers=AS_ADMIN).status_code == 401
+
+
+def test_a_bad_file_of_keys_does_not_open_the_server(start_server: Callable[..., Running], tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("old\n")
+    server = start_server(api_key_file=keys, admin_keys=ADMIN)
+    for change, message in (
+        (lambda: keys.write_text("# none\n"), "keys holds no key"),
+        (lambda: keys.write_bytes(b"\xff"), "keys is not UTF-8"),
+        (lambda: keys.write_text("new\nadmin\n"), "both an API key and an admin key"),
+        (keys.unlink, "keys: No such file"),
+    ):
+        change()
+        response = server.post("/admin/reload", None, headers=AS_ADMIN)
+        assert response.status_code == 409
+        assert f"nothing was reloaded: {message}" in response.json()["error"].replace("a key is ", "")
+        assert str(tmp_path) not in response.text
+        assert [status(server, key) for key in ("old", "new")] == [200, 401]
+
+
+def make_certificate(folder: Path, name: str) -> None:
+    """Write cert.pem and key.pem for this name."""
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out cert.pem"
+    subprocess.run([*command.split(), "-subj", f"/CN={name}"], check=True, capture_output=True, cwd=folder)
+
+
+def served_certificate(server: Running) -> str:
+    url = httpx.URL(server.url)
+    assert url.port is not None
+    return ssl.get_server_certificate((url.host, url.port), timeout=30)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl, to make a certificate")
+def test_a_new_certificate_is_shown_to_new_connections(start_server: Callable[..., Running], tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make_certificate(tmp_path, "first")
+    server = start_server(tls_cert=cert, tls_key=key, admin_keys=ADMIN)
+
+    def reload() -> int:
+        with httpx.Client(verify=False, timeout=30) as client:  # noqa: S501 - which one is checked below
+            return client.post(f"{server.url}/admin/reload", headers=AS_ADMIN).status_code
+
+    first = served_certificate(server)
+    assert first.split() == cert.read_text().split()
+    make_certificate(tmp_path, "second")
+    assert served_certificate(server) == first
+    assert reload() == 200
+    second = served_certificate(server)
+    assert second.split() == cert.read_text().split()
+    assert second != first
+    key.write_text("no key")
+    assert reload() == 409
+    assert served_certificate(server) == second
