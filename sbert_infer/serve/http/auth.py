@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from sbert_infer.serve.wire.problems import Problem
 
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 # Basic makes a browser ask for a password, so that it can open the page. It comes first since
 # Chromium reads only the first challenge.
 _CHALLENGE = 'Basic realm="sbert-serve, the key is the password", charset="UTF-8", Bearer realm="sbert-serve"'
@@ -29,16 +29,20 @@ class Keys:
                 spellings.add(key.encode("latin-1"))
         self._digests = [_digest(spelling) for spelling in spellings]
 
-    def admit(self, path: str, authorization: bytes) -> bool:
-        """Whether this header has a valid key, as a bearer token or as the password of Basic."""
+    def admit(self, path: str, authorization: bytes, api_key: bytes = b"") -> bool:
+        """Whether one of these headers has a valid key.
+
+        `authorization` has it as a bearer token or as the password of Basic, `api-key` as it is.
+        """
         if not self._digests or path in OPEN_PATHS:
             return True
-        given = _digest(_key_in(authorization))
+        given = _digest(_key_in(authorization) if authorization else api_key.strip())
         return any([hmac.compare_digest(given, digest) for digest in self._digests])  # noqa: C419  compare with all, in constant time
 
     def check(self, scope: Scope) -> None:
         """Refuse a request without a valid key."""
-        if not self.admit(scope["path"], first_header(scope["headers"], b"authorization")):
+        headers = scope["headers"]
+        if not self.admit(scope["path"], first_header(headers, b"authorization"), first_header(headers, b"api-key")):
             message = "no valid API key: send the header Authorization: Bearer KEY"
             raise Problem("invalid_api_key", message, headers={"www-authenticate": _CHALLENGE})
 

@@ -17,11 +17,13 @@ from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
 from sbert_infer.serve.routes.handle import (
     DenseOptions,
+    decode_ids,
     decode_inputs,
     encode,
+    id_lists,
     run_model,
+    tei_truncation,
     texts_for,
-    truncation,
     truncation_headers,
     whole,
 )
@@ -30,6 +32,7 @@ from sbert_infer.serve.settings import MAX_INPUTS, Settings
 from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.serve.wire.responses import as_numbers, json_array, json_response, sparse_json_array
 from sbert_infer.serve.wire.schemas import (
+    DecodeRequest,
     EmbedAllRequest,
     EmbedRequest,
     EmbedSparseRequest,
@@ -37,7 +40,7 @@ from sbert_infer.serve.wire.schemas import (
     ModelCard,
     Rank,
     RerankRequest,
-    RootRequest,
+    Shape,
     SimilarityOptions,
     SimilarityRequest,
     SparseValue,
@@ -118,15 +121,29 @@ class Tei:
                 (*READS, "empty_input", "too_many_inputs", "model_not_found"),
                 example=_TEXTS,
             ),
-            model_operation(
-                "/",
-                "Embed or compare",
-                self.root,
-                list[list[float] | float | Rank] if ranks else list[list[float] | float],
-                (*self._takes, SimilarityRequest, *((RerankRequest,) if ranks else ())),
-                _REFUSED,
-                example=_TEXTS,
-                note="For huggingface_hub: as `/embed`, or as `/similarity` if `inputs` has a `source_sentence`.",
+            Operation(
+                "POST",
+                "/decode",
+                TEI,
+                "Texts of token ids",
+                self.decode,
+                list[str],
+                (DecodeRequest,),
+                (*READS, "empty_input", "too_many_inputs", "model_not_found"),
+                example={"ids": [[1, 2, 3]]},
+            ),
+            *(
+                model_operation(
+                    path,
+                    summary,
+                    self.root,
+                    list[list[float] | float | Rank] if ranks else list[list[float] | float],
+                    (*self._takes, SimilarityRequest, *((RerankRequest,) if ranks else ())),
+                    _REFUSED,
+                    example=_TEXTS,
+                    note="As `/embed`, or as `/similarity` if `inputs` has a `source_sentence`.",
+                )
+                for path, summary in (("/", "For huggingface_hub"), ("/invocations", "For SageMaker"))
             ),
             Operation("GET", "/info", TEI, "What is served", self.info, Info),
         ]
@@ -137,7 +154,7 @@ class Tei:
         options = DenseOptions(
             normalize_embeddings=asked.normalize is not False,
             truncate_dim=whole(asked.dimensions),
-            **truncation(asked, self._settings),
+            **tei_truncation(asked, self._settings),
         )
         model = self._models.find(asked.model, ENCODER)
         encoded = await encode(request, model, asked.inputs, asked.prompt_name, options)
@@ -155,7 +172,7 @@ class Tei:
             texts,
             asked.prompt_name,
             max_tokens=_MAX_TOKEN_NUMBERS // model.manifest.dim,
-            **truncation(asked, self._settings),
+            **tei_truncation(asked, self._settings),
         )
         found = await run_model(request, len(texts), work)
         rows = [await json_array(vectors, lambda start, some: list(as_numbers(some))) for vectors in found.vectors]
@@ -165,7 +182,7 @@ class Tei:
         """Embed texts as sparse vectors."""
         asked = decode(body, EmbedSparseRequest)
         model, texts = texts_for(asked, self._models, SPARSE_ENCODER)
-        work = model.engine.encode_sparse(texts, asked.prompt_name, **truncation(asked, self._settings))
+        work = model.engine.encode_sparse(texts, asked.prompt_name, **tei_truncation(asked, self._settings))
         encoded = await run_model(request, len(texts), work)
         return json_response(await sparse_json_array(encoded.vectors), truncation_headers(encoded))
 
@@ -173,7 +190,9 @@ class Tei:
         """Compare a sentence with others."""
         asked = decode(body, SimilarityRequest)
         parameters = asked.parameters or SimilarityOptions()
-        options = DenseOptions(normalize_embeddings=True, truncate_dim=None, **truncation(parameters, self._settings))
+        options = DenseOptions(
+            normalize_embeddings=True, truncate_dim=None, **tei_truncation(parameters, self._settings)
+        )
         texts = [asked.inputs.source_sentence, *asked.inputs.sentences]
         model = self._models.find(asked.model, ENCODER)
         encoded = await encode(request, model, texts, parameters.prompt_name, options)
@@ -181,7 +200,7 @@ class Tei:
 
     async def root(self, request: Request, body: bytes) -> Response:
         """Embed, compare or sort, depending on the body's fields."""
-        root = decode(body, RootRequest)
+        root = decode(body, Shape)
         if bytes(root.query):
             return await self._reranking.rerank(request, body)
         if bytes(root.inputs).startswith(b"{"):
@@ -200,6 +219,15 @@ class Tei:
         work = asyncio.to_thread(_tokenize, model, [prompt + text for text in texts], asked.add_special_tokens)
         return Response(await while_connected(request, work), media_type="application/json")
 
+    async def decode(self, request: Request, body: bytes) -> Response:
+        """Turn token ids into texts."""
+        asked = decode_ids(body, DecodeRequest)
+        model, ids = self._models.find(asked.model, ENCODER), id_lists(asked.ids)
+        if sum(map(len, ids)) > _MAX_CHARACTERS:
+            raise Problem("body_too_large", f"at most {_MAX_CHARACTERS} ids are decoded in one request")
+        work = asyncio.to_thread(_decode, model, ids, asked.skip_special_tokens)
+        return json_response(await while_connected(request, work))
+
     async def info(self, request: Request) -> Response:
         """Describe the server and its models."""
         card = _card(self._models.first)
@@ -212,7 +240,7 @@ class Tei:
             max_input_length=card.max_length,
             max_batch_tokens=card.max_batch_tokens,
             max_client_batch_size=MAX_INPUTS,
-            auto_truncate=self._settings.auto_truncate,
+            auto_truncate=self._settings.auto_truncate is not False,
             version=__version__,
             models=[_card(model) for model in self._models],
         )
@@ -261,6 +289,16 @@ def _cosines(encoded: Encoded) -> list[float]:
     if not np.isfinite(cosines).all():
         raise ArithmeticError("a similarity is not finite")
     return as_numbers(cosines)[0]
+
+
+def _decode(model: Model, ids: list[list[int]], skip_special_tokens: bool) -> list[str]:
+    highest = model.tokenizer.get_vocab_size() - 1
+    for index, some in enumerate(ids):
+        if max(some) > highest:
+            message = f"input {index} has a token id over {highest}, the last of model {model.name}"
+            raise Problem("invalid_request", message, param="ids")
+    texts: list[str] = model.tokenizer.decode_batch(ids, skip_special_tokens=skip_special_tokens)
+    return texts
 
 
 def _tokenize(model: Model, texts: list[str], add_special_tokens: bool) -> bytes:
