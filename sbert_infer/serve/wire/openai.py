@@ -101,6 +101,7 @@ class OpenAIError(Struct):
 
 
 class OpenAIErrorBody(Struct):
-    """An error in OpenAI's form."""
+    """An error in OpenAI's form; `detail` is the message again, for clients of Voyage and Jina."""
 
     error: OpenAIError
+    detail: str

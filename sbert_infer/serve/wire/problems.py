@@ -1,7 +1,7 @@
 """What can go wrong with a request, and how each dialect reports it.
 
 A problem is identified by its code. OpenAI's routes respond with `{"error": {message, type, param,
-code}}`, Cohere's with `{message}`, all others with `{error, error_type}`, as
+code}, detail}`, Cohere's with `{message}`, all others with `{error, error_type}`, as
 text-embeddings-inference does. The statuses differ, too: they are what the clients of each expect.
 """
 
@@ -105,7 +105,8 @@ def respond(problem: Problem, path: str) -> Response:
     if dialect is CohereError:
         body = CohereError(problem.message)
     elif dialect is OpenAIErrorBody:
-        body = OpenAIErrorBody(OpenAIError(problem.message, _openai_type(status), problem.param, problem.code))
+        error = OpenAIError(problem.message, _openai_type(status), problem.param, problem.code)
+        body = OpenAIErrorBody(error, problem.message)
     return Response(msgspec.json.encode(body), status, problem.headers, "application/json")
 
 
