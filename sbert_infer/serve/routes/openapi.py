@@ -38,7 +38,10 @@ def describe(operations: Sequence[Operation], values: Values, *, with_keys: bool
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         path = operation.path.replace(":path}", "}")
-        paths.setdefault(path, {})[operation.method.lower()] = _describe_one(operation, by_type, with_keys)
+        described = _describe_one(operation, by_type, with_keys)
+        if "{" in path:
+            described["parameters"] = [_name_parameter(values)]
+        paths.setdefault(path, {})[operation.method.lower()] = described
     schemes = {"bearer": {"type": "http", "scheme": "bearer"}, "basic": {"type": "http", "scheme": "basic"}}
     return {
         "openapi": "3.1.0",
@@ -65,15 +68,25 @@ def _describe_one(operation: Operation, by_type: dict[str, Any], with_keys: bool
         described["description"] = operation.note
     if with_keys and not is_open:
         described["security"] = [{"bearer": []}, {"basic": []}]
-    if "{" in operation.path:
-        name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        described["parameters"] = [name]
     if operation.takes:
         content: dict[str, Any] = {"schema": _any_of([by_type[repr(kind)] for kind in operation.takes])}
         if operation.example is not None:
             content["example"] = operation.example
         described["requestBody"] = {"required": True, "content": {"application/json": content}}
     return described
+
+
+def _name_parameter(values: Values) -> dict[str, Any]:
+    """The name of a model, in a path."""
+    names = values.get("model", {}).get("enum", [])
+    schema = {"type": "string", "minLength": 1}
+    return {
+        "name": "name",
+        "in": "path",
+        "required": True,
+        "schema": schema,
+        **({"example": names[0]} if names else {}),
+    }
 
 
 def _responses(operation: Operation, by_type: dict[str, Any], with_keys: bool) -> dict[str, Any]:

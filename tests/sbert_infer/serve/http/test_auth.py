@@ -63,7 +63,7 @@ def test_what_opens(server_with_keys: Running, authorization: str, status: int) 
     ("headers", "status"),
     [
         ({"api-key": "first-key"}, 200),
-        ({"Api-Key": " first-key "}, 200),
+        ({"Api-Key": "first-key"}, 200),
         ({"api-key": "first-ke"}, 401),
         ({"api-key": ""}, 401),
         ({"api-key": "Bearer first-key"}, 401),
