@@ -38,6 +38,8 @@ from sbert_infer.serve.wire.schemas import (
     EmbedSparseRequest,
     Info,
     ModelCard,
+    Prediction,
+    PredictRequest,
     Rank,
     RerankRequest,
     Shape,
@@ -58,6 +60,7 @@ _MAX_TOKEN_NUMBERS = 2**22  # in one response with token vectors: some 50 MB of 
 
 _REFUSED = ("token_ids_refused",)
 _TEXTS = {"inputs": ["A cat sat.", "A feline was sitting."]}
+_PREDICT = {"inputs": ["Who sat on the mat?", "A cat sat on the mat."]}
 _PAIR = {"inputs": {"source_sentence": "A cat sat.", "sentences": ["A feline was sitting.", "Rain falls."]}}
 
 
@@ -108,7 +111,13 @@ class Tei:
 
     def _other_operations(self) -> list[Operation]:
         """Those that run no model, or whose kind the body decides."""
-        ranks = self._models.has(RERANKER)
+        takes: tuple[Any, ...] = (*self._takes, SimilarityRequest)
+        gives: tuple[Any, ...] = (list[list[float]], list[float])
+        if self._models.has(RERANKER):
+            takes += (RerankRequest, PredictRequest)
+            gives += (list[Rank], list[Prediction | list[Prediction]])
+        if self._models.has(SPARSE_ENCODER):
+            gives += (list[list[SparseValue]],)
         return [
             Operation(
                 "POST",
@@ -137,11 +146,12 @@ class Tei:
                     path,
                     summary,
                     self.root,
-                    list[list[float] | float | Rank] if ranks else list[list[float] | float],
-                    (*self._takes, SimilarityRequest, *((RerankRequest,) if ranks else ())),
+                    gives,
+                    takes,
                     _REFUSED,
-                    example=_TEXTS,
-                    note="As `/embed`, or as `/similarity` if `inputs` has a `source_sentence`.",
+                    example=_TEXTS if self._models.first.manifest.kind != RERANKER else _PREDICT,
+                    note="As `/embed`, `/embed_sparse` or `/predict`, whichever the first model is for; as "
+                    "`/similarity` if `inputs` has a `source_sentence`, as `/rerank` if there is a `query`.",
                 )
                 for path, summary in (("/", "For huggingface_hub"), ("/invocations", "For SageMaker"))
             ),
@@ -199,13 +209,14 @@ class Tei:
         return json_response(_cosines(encoded), truncation_headers(encoded))
 
     async def root(self, request: Request, body: bytes) -> Response:
-        """Embed, compare or sort, depending on the body's fields."""
+        """Embed, compare, sort or score, as the body's fields and the first model's kind tell."""
         root = decode(body, Shape)
         if bytes(root.query):
             return await self._reranking.rerank(request, body)
         if bytes(root.inputs).startswith(b"{"):
             return await self.similarity(request, body)
-        return await self.embed(request, body)
+        by_kind = {SPARSE_ENCODER: self.embed_sparse, RERANKER: self._reranking.predict}
+        return await by_kind.get(self._models.first.manifest.kind, self.embed)(request, body)
 
     async def tokenize(self, request: Request, body: bytes) -> Response:
         """Tokenize texts, without truncation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,18 @@ def test_nims_logits_have_no_activation(server: Running, scores: Any) -> None:
     assert [item["index"] for item in rankings] == order.tolist()
     logits = np.array([item["logit"] for item in rankings])
     np.testing.assert_allclose(1 / (1 + np.exp(-logits)), scores[order], atol=1e-5)
+
+
+def test_a_lone_reranker_serves_sagemaker(start_server: Callable[..., Running], reranker_onnx: Path) -> None:
+    server = start_server(models=(ModelFile(reranker_onnx, "reranker"),))
+    for path, body in (("/predict", {"inputs": [QUERY, TEXTS[0]]}), ("/rerank", {"query": QUERY, "texts": TEXTS})):
+        wanted = server.post(path, body)
+        assert wanted.status_code == 200, wanted.text
+        assert server.post("/invocations", body).json() == server.post("/", body).json() == wanted.json()
+    for path, methods in server.client.get("/openapi.json").json()["paths"].items():
+        if "rank" in path or path in ("/", "/invocations", "/score"):
+            example = methods["post"]["requestBody"]["content"]["application/json"]["example"]
+            assert server.post(path, example).status_code == 200, path
 
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
