@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Coroutine, Sequence
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
 from starlette.requests import Request
 
@@ -33,6 +33,7 @@ _REFUSED = (
 # In one text. A long one is cut before it is tokenized, but where that is not possible, as in a
 # million spaces, the tokenizer takes 100 bytes and 2 microseconds for each.
 _MAX_CHARACTERS = 2**20
+_MAX_LISTS = MAX_INPUTS + 100  # in a body: one for each input, and for fields
 # Matches if the first input is a number or a list that begins with one. Up to 16 empty lists before
 # it are skipped, no more, since each takes memory. Inside a text, the quotes would be escaped.
 _IDS = re.compile(rb'"inputs?"\s*:\s*\[(\s*\[\s*\]\s*,){0,16}\s*(\[\s*)?-?\d')
@@ -66,7 +67,7 @@ def decode_inputs(body: bytes, texts: type[Texts], ids: type[Ids], allow_token_i
 
 def decode_ids(body: bytes, ids: type[Ids]) -> Ids:
     """Decode a body that holds token ids."""
-    if body.count(b"[") > MAX_INPUTS + 1:  # before millions of lists are made
+    if body.count(b"[") > _MAX_LISTS:  # before millions of them are made
         raise Problem("too_many_inputs", f"at most {MAX_INPUTS} lists of token ids in a request", param="input")
     return decode(body, ids)
 
@@ -143,7 +144,7 @@ def tei_truncation(asked: Truncating, settings: Settings) -> Truncation:
 def any_truncation(asked: Cutting, model: Model, settings: Settings, *, cut: bool, **limits: int | None) -> Truncation:
     """What a request says about truncation in the words of NIM, Jina, Voyage or vLLM."""
     at_limit = cut_at(model, truncate_prompt_tokens=asked.truncate_prompt_tokens, **limits)
-    given: bool | str | None = asked.truncation if asked.truncate is None else asked.truncate
+    given = cast("bool | str | None", one_of(truncate=asked.truncate, truncation=asked.truncation))
     return truncation(settings, at_limit if given is None else given, asked.truncation_side, cut=cut)
 
 
@@ -152,14 +153,12 @@ def cut_at(model: Model, **limits: int | None) -> bool | None:
 
     Texts are only cut at the model's own limit, so a lower one is refused.
     """
-    for param, tokens in limits.items():
-        if tokens is None:
-            continue
+    named = {param: tokens for param, tokens in limits.items() if tokens is not None}
+    for param, tokens in named.items():
         if -1 < tokens < model.manifest.max_length:
             ask = f"must be -1, or at least the {model.manifest.max_length} tokens that model {model.name} takes"
             raise Problem("invalid_request", f"{param} {ask}: texts are cut at the model's limit only", param=param)
-        return True
-    return None
+    return True if named else None
 
 
 def one_of(**given: Value | None) -> Value | None:

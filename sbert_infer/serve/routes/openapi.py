@@ -22,6 +22,12 @@ _RETRY = {
     "retry-after-ms": {"description": "The same, in milliseconds.", "schema": {"type": "integer", "minimum": 1}},
 }
 
+_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "basic": {"type": "http", "scheme": "basic"},
+    "api-key": {"type": "apiKey", "in": "header", "name": "api-key"},
+}
+
 
 def describe(operations: Sequence[Operation], values: Values, *, with_keys: bool) -> dict[str, Any]:
     """Make an OpenAPI 3.1 description.
@@ -42,7 +48,6 @@ def describe(operations: Sequence[Operation], values: Values, *, with_keys: bool
         if "{" in path:
             described["parameters"] = [_name_parameter(values)]
         paths.setdefault(path, {})[operation.method.lower()] = described
-    schemes = {"bearer": {"type": "http", "scheme": "bearer"}, "basic": {"type": "http", "scheme": "basic"}}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -52,7 +57,7 @@ def describe(operations: Sequence[Operation], values: Values, *, with_keys: bool
             "Cohere, Jina, NIM, Voyage, vLLM and Ollama.",
         },
         "paths": paths,
-        "components": {"schemas": components, **({"securitySchemes": schemes} if with_keys else {})},
+        "components": {"schemas": components, **({"securitySchemes": _SCHEMES} if with_keys else {})},
     }
 
 
@@ -67,7 +72,7 @@ def _describe_one(operation: Operation, by_type: dict[str, Any], with_keys: bool
     if operation.note:
         described["description"] = operation.note
     if with_keys and not is_open:
-        described["security"] = [{"bearer": []}, {"basic": []}]
+        described["security"] = [{scheme: []} for scheme in _SCHEMES]
     if operation.takes:
         content: dict[str, Any] = {"schema": _any_of([by_type[repr(kind)] for kind in operation.takes])}
         if operation.example is not None:

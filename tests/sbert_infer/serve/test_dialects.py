@@ -148,8 +148,9 @@ def test_ollama(server: Running, expected: dict[str, Any]) -> None:
     assert "input 0 is longer than the model's limit" in reason
 
 
-def test_openai_for_azure_and_with_fields_of_others(server: Running, expected: dict[str, Any]) -> None:
-    found = run("azure_client", server)
+@pytest.mark.parametrize("newest", [False, True], ids=["openai-2", "openai-newest"])
+def test_openai_for_azure_and_with_fields_of_others(server: Running, expected: dict[str, Any], newest: bool) -> None:
+    found = run("azure_client", server, newest=newest)
     check(found["vectors"], expected)
     np.testing.assert_array_equal(found["bits"], convert(expected["plain"], "ubinary"))
     packed = np.stack([np.frombuffer(base64.b64decode(row), np.int8) for row in found["bytes"]])
