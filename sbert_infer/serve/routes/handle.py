@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Coroutine, Sequence
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypedDict, TypeVar
 
 from starlette.requests import Request
 
@@ -141,14 +141,18 @@ def tei_truncation(asked: Truncating, settings: Settings) -> Truncation:
     return truncation(settings, asked.truncate, asked.truncation_direction, cut=True)
 
 
-def any_truncation(asked: Cutting, model: Model, settings: Settings, *, cut: bool, **limits: int | None) -> Truncation:
+def any_truncation(
+    asked: Cutting, model: Model, settings: Settings, *, cut: bool, **limits: float | None
+) -> Truncation:
     """What a request says about truncation in the words of NIM, Jina, Voyage or vLLM."""
     at_limit = cut_at(model, truncate_prompt_tokens=asked.truncate_prompt_tokens, **limits)
-    given = cast("bool | str | None", one_of(truncate=asked.truncate, truncation=asked.truncation))
+    cuts = None if asked.truncate is None else asked.truncate not in (False, "NONE")
+    one_of(truncate=cuts, truncation=asked.truncation)
+    given: bool | str | None = asked.truncation if asked.truncate is None else asked.truncate
     return truncation(settings, at_limit if given is None else given, asked.truncation_side, cut=cut)
 
 
-def cut_at(model: Model, **limits: int | None) -> bool | None:
+def cut_at(model: Model, **limits: float | None) -> bool | None:
     """Whether a request that names a limit in tokens asks to cut: True, or None if it names none.
 
     Texts are only cut at the model's own limit, so a lower one is refused.

@@ -22,6 +22,7 @@ from sbert_infer.serve.routes.handle import (
     one_of,
     truncation,
     truncation_headers,
+    whole,
 )
 from sbert_infer.serve.routes.rerank import Reranking, ranked
 from sbert_infer.serve.settings import Settings
@@ -127,7 +128,7 @@ class Ranking:
         limit = asked.max_tokens_per_doc
         cut = any_truncation(asked, model, self._settings, cut=True, max_tokens_per_doc=limit)
         scored = await self._reranking.scores(request, model, pairs, cut)
-        most = one_of(top_n=asked.top_n, top_k=asked.top_k) or len(texts)
+        most = whole(one_of(top_n=asked.top_n, top_k=asked.top_k)) or len(texts)
         best, usage = ranked(scored)[:most], Usage(scored.tokens, scored.tokens)
         content: VoyageRanking | RankedDocuments
         if asked.top_k is not None or asked.truncation is not None:  # only Voyage has these

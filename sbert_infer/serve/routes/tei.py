@@ -111,13 +111,7 @@ class Tei:
 
     def _other_operations(self) -> list[Operation]:
         """Those that run no model, or whose kind the body decides."""
-        takes: tuple[Any, ...] = (*self._takes, SimilarityRequest)
-        gives: tuple[Any, ...] = (list[list[float]], list[float])
-        if self._models.has(RERANKER):
-            takes += (RerankRequest, PredictRequest)
-            gives += (list[Rank], list[Prediction | list[Prediction]])
-        if self._models.has(SPARSE_ENCODER):
-            gives += (list[list[SparseValue]],)
+        takes, gives = self._root_types()
         return [
             Operation(
                 "POST",
@@ -157,6 +151,20 @@ class Tei:
             ),
             Operation("GET", "/info", TEI, "What is served", self.info, Info),
         ]
+
+    def _root_types(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The types that `root` takes and gives with these models."""
+        takes: tuple[Any, ...] = self._takes
+        gives: tuple[Any, ...] = (list[list[float]],)
+        if (kind := self._models.first.manifest.kind) == SPARSE_ENCODER:
+            takes, gives = (EmbedSparseRequest,), (list[list[SparseValue]],)
+        elif kind == RERANKER:
+            takes, gives = (PredictRequest,), (list[Prediction | list[Prediction]],)
+        if self._models.has(ENCODER):
+            takes, gives = (*takes, SimilarityRequest), (*gives, list[float])
+        if self._models.has(RERANKER):
+            takes, gives = (*takes, RerankRequest), (*gives, list[Rank])
+        return takes, gives
 
     async def embed(self, request: Request, body: bytes) -> Response:
         """Embed texts."""

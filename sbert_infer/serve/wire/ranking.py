@@ -11,7 +11,7 @@ from sbert_infer.serve.wire.cohere import CohereMeta
 from sbert_infer.serve.wire.openai import Cutting, Usage
 from sbert_infer.serve.wire.schemas import Limit, ModelName, Text, Texts, Truncate
 
-Most = Annotated[int, Meta(ge=0, description="How many of the best to return; 0: all.")]
+Most = Annotated[float, Meta(ge=0, multiple_of=1, description="How many of the best to return; 0: all.")]
 
 
 class Document(Struct):
@@ -33,7 +33,7 @@ class DocumentsRequest(Cutting, kw_only=True):
     top_k: Most | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: Limit | None = None  # Cohere
-    max_chunks_per_doc: int | None = None  # Cohere; a document is one chunk here
+    max_chunks_per_doc: float | None = None  # Cohere; a document is one chunk here
     user: str | None = None
 
 

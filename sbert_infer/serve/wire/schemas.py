@@ -25,7 +25,7 @@ Truncate = Annotated[
 InputType = Annotated[str, Meta(description="What the texts are: decides which of the model's prompts they get.")]
 VectorType = Literal["float", "int8", "uint8", "binary", "ubinary"]
 # A limit in tokens. Texts are only ever cut at the model's own.
-Limit = Annotated[int, Meta(ge=-1)]
+Limit = Annotated[float, Meta(ge=-1, multiple_of=1)]
 
 # OpenAI takes an empty text, text-embeddings-inference does not.
 Texts = Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
