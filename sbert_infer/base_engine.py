@@ -22,6 +22,10 @@ from sbert_infer.types import OnTruncate, Text
 
 Self = TypeVar("Self", bound="BaseEngine")
 
+# The prompts for queries and for documents, the preferred name first, as sentence-transformers has
+# it.
+_PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+
 
 class BaseEngine:
     """An open model, closed by `close` or at the end of a `with` block."""
@@ -184,6 +188,10 @@ class BaseEngine:
         if name not in self.prompts:
             raise ValueError(f"prompt_name {name!r} is not among the model's prompts: {sorted(self.prompts)}")
         return self.prompts[name]
+
+    def prompt_name_for(self, task: str) -> str | None:
+        """Return the name of the prompt for a "query" or a "document", None if there is none."""
+        return next((name for name in _PROMPT_NAMES[task] if name in self.prompts), None)
 
     def tokenizer_of_other_side(self, max_length: int) -> Tokenizer:
         """Load a tokenizer that cuts long texts at the opposite end from the model's own."""

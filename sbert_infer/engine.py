@@ -262,13 +262,13 @@ class Engine(BaseEngine):
         self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, **options: Any
     ) -> Any:
         """Encode search queries: `encode` with the prompt named "query", if the model has one."""
-        return self.encode(inputs, prompt_name or self._first_prompt("query"), prompt, task="query", **options)
+        return self.encode(inputs, prompt_name or self.prompt_name_for("query"), prompt, task="query", **options)
 
     def encode_document(
         self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, **options: Any
     ) -> Any:
         """Encode documents: `encode` with the prompt named "document", "passage" or "corpus"."""
-        name = prompt_name or self._first_prompt("document", "passage", "corpus")
+        name = prompt_name or self.prompt_name_for("document")
         return self.encode(inputs, name, prompt, task="document", **options)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
@@ -333,9 +333,6 @@ class Engine(BaseEngine):
             self.truncate_dim = before
 
     truncate_sentence_embeddings = truncate_embeddings
-
-    def _first_prompt(self, *names: str) -> str | None:
-        return next((name for name in names if name in self.prompts), None)
 
     def _output(self, options: EncodeOptions) -> Output:
         """Return the kind of output that `options` ask for; refuse options it does not support."""

@@ -16,8 +16,11 @@ from sbert_infer.serve.http.router import Router
 from sbert_infer.serve.metrics import Metrics
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.routes.admin import Admin
+from sbert_infer.serve.routes.cohere import Cohere
+from sbert_infer.serve.routes.ollama import Ollama
 from sbert_infer.serve.routes.openai import OpenAI
 from sbert_infer.serve.routes.openapi import describe
+from sbert_infer.serve.routes.ranking import Ranking
 from sbert_infer.serve.routes.rerank import Reranking
 from sbert_infer.serve.routes.tei import Tei
 from sbert_infer.serve.settings import Settings
@@ -35,6 +38,9 @@ def make_app(models: Models, settings: Settings, metrics: Metrics, access: Acces
         *Tei(models, settings).operations(),
         *Admin(models, metrics, access, reloading).operations(),
         *Reranking(models, settings).operations(),
+        *Ranking(models, settings).operations(),
+        *Cohere(models, settings).operations(),
+        *Ollama(models, settings).operations(),
     ]
     operations.append(_description(operations, models, access))
     paths = {operation.path for operation in operations}

@@ -115,7 +115,11 @@ _SECONDS = _Finite(min=0, min_open=True)
     help="Refuse requests that would wait longer, if hundreds of others wait.",
 )
 @click.option("--timeout-s", type=_SECONDS, default=30.0, show_default=True, help="Limit for the work on a request.")
-@click.option("--auto-truncate", is_flag=True, help="Cut texts at the model's limit unless a request says otherwise.")
+@click.option(
+    "--auto-truncate/--no-auto-truncate",
+    default=None,
+    help="Cut, or refuse, texts over the model's limit if a request says nothing. [as each contract has it]",
+)
 @click.option("--allow-token-ids", is_flag=True, help="Accept ids of the model's own tokenizer instead of texts.")
 @click.option("--any-model-name", is_flag=True, help="Serve requests for unknown models with the first one.")
 @click.option("--max-body-bytes", type=_COUNT, default=16 * 2**20, show_default=True, help="Also after decompression.")

@@ -47,7 +47,7 @@ class Settings:
     max_delay_ms: float = 2.0
     max_wait_s: float = 1.0
     timeout_s: float = 30.0
-    auto_truncate: bool = False
+    auto_truncate: bool | None = None  # None: as each contract has it
     allow_token_ids: bool = False
     any_model_name: bool = False
     max_body_bytes: int = 16 * 2**20

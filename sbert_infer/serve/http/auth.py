@@ -16,7 +16,7 @@ from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.problems import Problem
 
 ADMIN = "/admin/"
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 # Basic makes a browser ask for a password, so that it can open the page. It comes first since
 # Chromium reads only the first challenge.
 _CHALLENGE = 'Basic realm="sbert-serve, the key is the password", charset="UTF-8", Bearer realm="sbert-serve"'
@@ -36,9 +36,12 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def admit(self, authorization: bytes) -> bool:
-        """Whether this header has a valid key, as a bearer token or as the password of Basic."""
-        given = _digest(_key_in(authorization))
+    def admit(self, authorization: bytes, api_key: bytes = b"") -> bool:
+        """Whether one of these headers has a valid key.
+
+        `authorization` has it as a bearer token or as the password of Basic, `api-key` as it is.
+        """
+        given = _digest(_key_in(authorization) if authorization else api_key.strip())
         return any([hmac.compare_digest(given, digest) for digest in self._digests])  # noqa: C419  compare with all, in constant time
 
 
@@ -65,12 +68,13 @@ class Access:
         """Refuse a request without a valid key, or for another host."""
         if scope["path"] in OPEN_PATHS:
             return
+        headers = scope["headers"]
         if self._hosts:
-            self._check_host(first_header(scope["headers"], b"host"))
-        authorization = first_header(scope["headers"], b"authorization")
+            self._check_host(first_header(headers, b"host"))
+        authorization = first_header(headers, b"authorization")
         if scope["path"].startswith(ADMIN) and self.admin_keys:
             self._check_admin(authorization)
-        elif self.keys and not self.keys.admit(authorization):
+        elif self.keys and not self.keys.admit(authorization, first_header(headers, b"api-key")):
             raise _no_key("API key")
 
     def _check_admin(self, authorization: bytes) -> None:

@@ -10,11 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sbert_infer.serve.wire.problems import is_openai
-
 Handler = Callable[..., Awaitable[Response]]  # of a request, and of its body if the operation takes one
 
-TEI = "text-embeddings-inference"  # the tag of its routes
+OPENAI, TEI, COHERE, OLLAMA = "OpenAI", "text-embeddings-inference", "Cohere", "Ollama"  # tags of their routes
 # What can go wrong while a body is read, and while a model runs.
 READS = ("invalid_json", "invalid_request", "request_timeout", "body_too_large", "unsupported_media_type", "overloaded")
 _RUNS = (
@@ -40,7 +38,7 @@ class Operation:
     tag: str
     summary: str
     handler: Handler
-    response: Any  # the type of its JSON; None for other media types
+    response: Any  # the type of its JSON, or a tuple of several; None for other media types
     takes: tuple[Any, ...] = ()  # the types of its JSON body
     problems: tuple[str, ...] = ()
     media_type: str = "application/json"
@@ -57,10 +55,12 @@ def model_operation(
     response: Any,
     takes: tuple[Any, ...],
     problems: tuple[str, ...] = (),
+    *,
+    tag: str = TEI,
     **options: Any,
 ) -> Operation:
     """Make an operation that runs a model: POST, JSON in and out, and the problems they share."""
-    tag, problems = "OpenAI" if is_openai(path) else TEI, (*_RUNS, *problems)
+    problems = (*_RUNS, *problems)
     return Operation("POST", path, tag, summary, handler, response, takes, problems, runs_model=True, **options)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sbert_infer.errors import SbertInferError
-from sbert_infer.serve.models.served_model import Model
+from sbert_infer.serve.models.served_model import INPUT_TYPES, Model
 from sbert_infer.serve.settings import ModelFile, Settings
 from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.types import Observe
@@ -36,12 +36,18 @@ class Models:
     @property
     def values(self) -> dict[str, dict[str, Any]]:
         """The values that a request's fields may have with these models, as JSON schemas."""
-        prompts = {name for model in self._models for name in model.engine.engine.prompts}
+        prompts = sorted({name for model in self._models for name in model.engine.engine.prompts})
         dim = max(model.manifest.dim for model in self._models)
+        longest = max(model.manifest.max_length for model in self._models)
+        input_types = {"enum": [*dict.fromkeys([*INPUT_TYPES, *prompts]), None]}
+        dimensions = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": dim}, {"type": "null"}]}
+        limit = {"anyOf": [{"const": -1}, {"type": "integer", "minimum": longest}, {"type": "null"}]}
         return {
             "model": {} if self._any_name else {"enum": [*self._by_name, None]},
-            "prompt_name": {"enum": [*sorted(prompts), None]},
-            "dimensions": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": dim}, {"type": "null"}]},
+            "prompt_name": {"enum": [*prompts, None]},
+            **dict.fromkeys(("input_type", "task"), input_types),
+            **dict.fromkeys(("dimensions", "output_dimension"), dimensions),
+            **dict.fromkeys(("truncate_prompt_tokens", "max_tokens", "max_tokens_per_doc"), limit),
         }
 
     @property
@@ -87,6 +93,17 @@ class Models:
         raise Problem(
             "model_not_found", f"model {name[:80]!r} is not served here, only: {self._listed()}", param="model"
         )
+
+    def get_typed(self, name: str | None) -> tuple[Model, str | None]:
+        """The model of this name, and what its inputs are if the name says so, as NIM's may.
+
+        "minilm-query" and "minilm-passage" are the model "minilm".
+        """
+        if name is not None and name not in self._by_name:
+            base, _, input_type = name.rpartition("-")
+            if input_type in ("query", "passage") and base in self._by_name:
+                return self._by_name[base], input_type
+        return self.get(name), None
 
     def find(self, name: str | None, kind: str) -> Model:
         """The model of this name; by default the first of this kind, or else the first of all."""

@@ -26,6 +26,13 @@ _KINDS = {
     RERANKER: "a reranker: use /rerank or /predict",
     SPARSE_ENCODER: "a sparse encoder: use /embed_sparse",
 }
+# What the texts of a request may be, in the words of NIM, Voyage, Cohere and Jina. Those with None
+# get the prompt of the same name, if there is one.
+INPUT_TYPES = {
+    **dict.fromkeys(("query", "search_query", "retrieval.query", "code.query"), "query"),
+    **dict.fromkeys(("document", "passage", "search_document", "retrieval.passage", "code.passage"), "document"),
+    **dict.fromkeys(("classification", "clustering", "text-matching", "separation")),
+}
 _CLOSE_S = 2.0  # to free memory once calls have ended
 _WARM_S = 600.0  # for the first texts, whatever the timeout of a request
 
@@ -107,6 +114,21 @@ class Model:
         if dimensions is not None and dimensions > dim:
             message = f"dimensions must be at most {dim} with model {self.name}, got {dimensions:g}"
             raise Problem("invalid_request", message, param="dimensions")
+
+    def prompt_name_for(self, input_type: str, param: str) -> str | None:
+        """The prompt for texts of this type: that of its name, or as `encode_query` chooses it.
+
+        None if the model has no prompt for it, which is no problem; an unknown type is one.
+        """
+        engine = self.engine.engine
+        if input_type in engine.prompts:
+            return input_type
+        if input_type not in INPUT_TYPES:
+            known = ", ".join(dict.fromkeys([*INPUT_TYPES, *sorted(engine.prompts)]))
+            message = f"{param} {input_type[:80]!r} is unknown, use one of: {known}"
+            raise Problem("invalid_request", message, param=param)
+        task = INPUT_TYPES[input_type]
+        return None if task is None else engine.prompt_name_for(task)
 
     def counts(self) -> tuple[Counter[str], Counter[str]]:
         """Counts since the start over all engines, and those of errors by the exception's name."""

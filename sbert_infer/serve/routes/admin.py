@@ -44,7 +44,10 @@ class Admin:
             Operation(
                 "GET", "/health/ready", "Health", "Should it get requests?", self.ready, Health, problems=unready
             ),
-            Operation("GET", "/health", "Health", "The same as /health/ready", self.ready, Health, problems=unready),
+            *(
+                Operation("GET", path, "Health", "The same as /health/ready", self.ready, Health, problems=unready)
+                for path in ("/health", "/ping")
+            ),
             Operation("GET", "/metrics", "Operation", "For Prometheus", self.metrics, None, media_type=_PROMETHEUS),
             Operation(
                 "POST",

@@ -1,27 +1,43 @@
-"""OpenAI's routes: /v1/embeddings and /v1/models."""
+"""OpenAI's routes for embeddings and models, with what NIM, Jina, Voyage, vLLM and Azure add."""
 
 from __future__ import annotations
 
-import numpy as np
+from typing import cast
+
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sbert_infer.serve.http.operation import Operation, model_operation
+from sbert_infer.serve.http.body import read_body
+from sbert_infer.serve.http.operation import OPENAI, Handler, Operation, model_operation
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
-from sbert_infer.serve.routes.handle import DenseOptions, decode_inputs, encode, truncation, truncation_headers, whole
+from sbert_infer.serve.routes.handle import (
+    DenseOptions,
+    any_truncation,
+    check_type,
+    decode_inputs,
+    encode,
+    has_unit_length,
+    one_of,
+    prompt_for,
+    truncation_headers,
+    whole,
+)
 from sbert_infer.serve.settings import Settings
-from sbert_infer.serve.wire.responses import Vectors, as_numbers, json_array, json_response
-from sbert_infer.serve.wire.schemas import (
+from sbert_infer.serve.wire.openai import (
     Embedding,
     EmbeddingList,
     EmbeddingRequest,
     ModelList,
     OpenAIModel,
     TokenEmbeddingRequest,
-    Truncating,
     Usage,
 )
+from sbert_infer.serve.wire.responses import Vectors, json_array, json_response
+from sbert_infer.serve.wire.schemas import VectorType
+from sbert_infer.serve.wire.vectors import rows_of
+
+_DEPLOYMENT = "/openai/deployments/{name:path}/embeddings"
 
 
 class OpenAI:
@@ -33,23 +49,33 @@ class OpenAI:
     def operations(self) -> list[Operation]:
         """The operations on these routes."""
         takes = (EmbeddingRequest, TokenEmbeddingRequest) if self._settings.allow_token_ids else (EmbeddingRequest,)
+        paths: dict[str, tuple[str, Handler]] = {
+            "/v1/embeddings": ("Embed texts", self.embeddings),
+            "/embeddings": ("The same, as TEI has it", self.embeddings),
+            _DEPLOYMENT: ("The same, as Azure has it", self.deployment),
+        }
         return [
-            model_operation(
-                "/v1/embeddings",
-                "Embed texts",
-                self.embeddings,
-                EmbeddingList,
-                takes,
-                example={"input": ["A cat sat.", "A feline was sitting."], "model": self._models.first.name},
-                note="All texts or none: an input that can't be embedded is named by its index. Vectors have length 1, "
-                "unless the model was trained for another similarity than cosine and `dimensions` is not given.",
-                problems=("token_ids_refused",),
+            *(
+                model_operation(
+                    path,
+                    summary,
+                    handler,
+                    EmbeddingList,
+                    takes,
+                    tag=OPENAI,
+                    example={"input": ["A cat sat.", "A feline was sitting."], "model": self._models.first.name},
+                    note="All texts or none: an input that can't be embedded is named by its index. Vectors have "
+                    "length 1, unless the model was trained for another similarity than cosine and `dimensions` is "
+                    "not given.",
+                    problems=("token_ids_refused",),
+                )
+                for path, (summary, handler) in paths.items()
             ),
-            Operation("GET", "/v1/models", "OpenAI", "List the models", self.list_models, ModelList),
+            Operation("GET", "/v1/models", OPENAI, "List the models", self.list_models, ModelList),
             Operation(
                 "GET",
                 "/v1/models/{name:path}",
-                "OpenAI",
+                OPENAI,
                 "Look up a model",
                 self.one_model,
                 OpenAIModel,
@@ -60,15 +86,34 @@ class OpenAI:
     async def embeddings(self, request: Request, body: bytes) -> Response:
         """Embed texts."""
         asked = decode_inputs(body, EmbeddingRequest, TokenEmbeddingRequest, self._settings.allow_token_ids)
-        model = self._models.get(asked.model)
-        options = DenseOptions(
-            normalize_embeddings=model.manifest.similarity == "cosine" or asked.dimensions is not None,
-            truncate_dim=whole(asked.dimensions),
-            **truncation(Truncating(), self._settings),  # OpenAI has no field for it
-        )
-        encoded = await encode(request, model, asked.input, asked.prompt_name, options)
-        data = await json_array(encoded.vectors, _base64 if asked.encoding_format == "base64" else _numbers)
-        usage = Usage(encoded.tokens, encoded.tokens)
+        return await self._embed(request, asked, asked.model)
+
+    async def deployment(self, request: Request) -> Response:
+        """Embed texts with the model that the path names. The router leaves such paths to us."""
+        self._models.check_room()
+        body = await read_body(request, self._settings)
+        asked = decode_inputs(body, EmbeddingRequest, TokenEmbeddingRequest, self._settings.allow_token_ids)
+        return await self._embed(request, asked, request.path_params["name"])
+
+    async def _embed(
+        self, request: Request, asked: EmbeddingRequest | TokenEmbeddingRequest, name: str | None
+    ) -> Response:
+        model, named_type = self._models.get_typed(name)
+        types = {"input_type": asked.input_type, "task": asked.task, "model": named_type}
+        prompt_name = prompt_for(model, asked.prompt_name, **types)
+        dim = whole(one_of(dimensions=asked.dimensions, output_dimension=asked.output_dimension))
+        unit = has_unit_length(model, dim) if asked.normalized is None else asked.normalized
+        kind, packed = _form(asked)
+        check_type(kind, model, unit=unit)
+        cut = any_truncation(asked, model, self._settings, cut=False)
+        options = DenseOptions(normalize_embeddings=unit, truncate_dim=dim, **cut)
+        encoded = await encode(request, model, asked.input, prompt_name, options)
+        rows = rows_of(kind, packed)
+
+        def items(start: int, vectors: Vectors) -> list[object]:
+            return [Embedding(index, row) for index, row in enumerate(rows(vectors), start)]
+
+        data, usage = await json_array(encoded.vectors, items), Usage(encoded.tokens, encoded.tokens)
         content = EmbeddingList(data, model.name, usage)  # type: ignore[arg-type]  # `data` is encoded already
         return json_response(content, truncation_headers(encoded))
 
@@ -82,14 +127,18 @@ class OpenAI:
         return json_response(_entry(self._models.get(name), name))
 
 
-def _numbers(start: int, vectors: Vectors) -> list[object]:
-    return [Embedding(index, numbers) for index, numbers in enumerate(as_numbers(vectors), start)]
+def _form(asked: EmbeddingRequest | TokenEmbeddingRequest) -> tuple[VectorType, bool]:
+    """The type of the numbers, and whether they are sent as base64.
 
-
-def _base64(start: int, vectors: Vectors) -> list[object]:
-    little = np.ascontiguousarray(vectors, dtype="<f4")
-    # The encoder writes bytes as base64.
-    return [Embedding(index, row.tobytes()) for index, row in enumerate(little, start)]
+    As `encoding_format`, "float" means JSON's numbers, of whatever type the other fields name.
+    """
+    written, kind = asked.encoding_format, asked.embedding_type
+    wanted = one_of(
+        encoding_format=None if written in ("float", "base64") else written,
+        embedding_type=None if kind == "base64" else kind,
+        output_dtype=asked.output_dtype,
+    )
+    return cast("VectorType", wanted or "float"), "base64" in (written, kind)
 
 
 def _entry(model: Model, name: str) -> OpenAIModel:

@@ -1,4 +1,4 @@
-"""The routes for rerankers, as text-embeddings-inference has them: /rerank and /predict."""
+"""Rerankers as text-embeddings-inference has them: its /rerank and /predict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sbert_infer.serve.http.body import decode
 from sbert_infer.serve.http.operation import Operation, model_operation
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
-from sbert_infer.serve.routes.handle import check_sizes, run_model, truncation, truncation_headers
+from sbert_infer.serve.routes.handle import Truncation, check_sizes, run_model, tei_truncation, truncation_headers
 from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.serve.wire.responses import as_numbers, json_response
@@ -35,16 +35,6 @@ class Reranking:
         """The operations on these routes."""
         return [
             model_operation(
-                "/rerank",
-                "Sort texts by a query",
-                self.rerank,
-                list[Rank],
-                (RerankRequest,),
-                example={"query": "Who sat on the mat?", "texts": ["A cat sat on the mat.", "Rain falls."]},
-                note="For rerankers with one label. The best text first; scores from 0 to 1 unless `raw_scores`.",
-                needs=RERANKER,
-            ),
-            model_operation(
                 "/predict",
                 "Score pairs of texts",
                 self.predict,
@@ -59,34 +49,43 @@ class Reranking:
     async def rerank(self, request: Request, body: bytes) -> Response:
         """Sort texts by their score with a query."""
         asked = decode(body, RerankRequest)
-        model = self._models.find(asked.model, RERANKER)
+        pairs = [(asked.query, text) for text in asked.texts]
+        model, cut = self._models.find(asked.model, RERANKER), tei_truncation(asked, self._settings)
+        scored = await self.scores(request, model, pairs, cut, raw=asked.raw_scores)
+        texts = asked.texts if asked.return_text else [None] * len(asked.texts)
+        return json_response([Rank(i, score, texts[i]) for i, score in ranked(scored)], truncation_headers(scored))
+
+    async def scores(
+        self, request: Request, model: Model, pairs: list[Pair], cut: Truncation, *, raw: bool = False
+    ) -> Encoded:
+        """The scores of pairs, [pairs, 1], from 0 to 1 unless `raw`."""
         if (labels := len(model.manifest.labels)) > 1:
             raise Problem("not_supported", f"model {model.name} has {labels} labels: use /predict")
-        scored = await self._score(request, model, [(asked.query, text) for text in asked.texts], asked)
-        scores = _activated(scored.vectors, asked.raw_scores)[:, 0]
-        numbers = as_numbers(scores[:, None])
-        texts = asked.texts if asked.return_text else [None] * len(asked.texts)
-        order = np.argsort(-scores, kind="stable").tolist()
-        return json_response([Rank(i, numbers[i][0], texts[i]) for i in order], truncation_headers(scored))
+        scored = await self._score(request, model, pairs, cut)
+        return scored._replace(vectors=_activated(scored.vectors, raw))
 
     async def predict(self, request: Request, body: bytes) -> Response:
         """Score pairs."""
         asked = decode(body, PredictRequest)
         model = self._models.find(asked.model, RERANKER)
         pairs, single = _pairs(asked.inputs)
-        scored = await self._score(request, model, pairs, asked)
+        scored = await self._score(request, model, pairs, tei_truncation(asked, self._settings))
         rows = as_numbers(_activated(scored.vectors, asked.raw_scores))
         labels = [sorted(map(Prediction, row, model.manifest.labels), key=lambda item: -item.score) for row in rows]
         return json_response(labels[0] if single else labels, truncation_headers(scored))
 
-    async def _score(
-        self, request: Request, model: Model, pairs: list[Pair], asked: RerankRequest | PredictRequest
-    ) -> Encoded:
+    async def _score(self, request: Request, model: Model, pairs: list[Pair], cut: Truncation) -> Encoded:
         """The scores before the activation, [pairs, labels]."""
         model.require(RERANKER)
         check_sizes([max(pair, key=len) for pair in pairs])
-        work = model.engine.predict_counted(pairs, **truncation(asked, self._settings))
-        return await run_model(request, len(pairs), work)
+        return await run_model(request, len(pairs), model.engine.predict_counted(pairs, **cut))
+
+
+def ranked(scored: Encoded) -> list[tuple[int, float]]:
+    """The index and score of each pair, the best first."""
+    order = np.argsort(-scored.vectors[:, 0], kind="stable").tolist()
+    numbers = as_numbers(scored.vectors[:, :1])
+    return [(index, numbers[index][0]) for index in order]
 
 
 def _activated(scores: Scores, raw: bool) -> Scores:

@@ -17,11 +17,13 @@ from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
 from sbert_infer.serve.routes.handle import (
     DenseOptions,
+    decode_ids,
     decode_inputs,
     encode,
+    id_lists,
     run_model,
+    tei_truncation,
     texts_for,
-    truncation,
     truncation_headers,
     whole,
 )
@@ -30,14 +32,17 @@ from sbert_infer.serve.settings import MAX_INPUTS, Settings
 from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.serve.wire.responses import as_numbers, json_array, json_response, sparse_json_array
 from sbert_infer.serve.wire.schemas import (
+    DecodeRequest,
     EmbedAllRequest,
     EmbedRequest,
     EmbedSparseRequest,
     Info,
     ModelCard,
+    Prediction,
+    PredictRequest,
     Rank,
     RerankRequest,
-    RootRequest,
+    Shape,
     SimilarityOptions,
     SimilarityRequest,
     SparseValue,
@@ -55,6 +60,7 @@ _MAX_TOKEN_NUMBERS = 2**22  # in one response with token vectors: some 50 MB of 
 
 _REFUSED = ("token_ids_refused",)
 _TEXTS = {"inputs": ["A cat sat.", "A feline was sitting."]}
+_PREDICT = {"inputs": ["Who sat on the mat?", "A cat sat on the mat."]}
 _PAIR = {"inputs": {"source_sentence": "A cat sat.", "sentences": ["A feline was sitting.", "Rain falls."]}}
 
 
@@ -105,7 +111,7 @@ class Tei:
 
     def _other_operations(self) -> list[Operation]:
         """Those that run no model, or whose kind the body decides."""
-        ranks = self._models.has(RERANKER)
+        takes, gives = self._root_types()
         return [
             Operation(
                 "POST",
@@ -118,18 +124,47 @@ class Tei:
                 (*READS, "empty_input", "too_many_inputs", "model_not_found"),
                 example=_TEXTS,
             ),
-            model_operation(
-                "/",
-                "Embed or compare",
-                self.root,
-                list[list[float] | float | Rank] if ranks else list[list[float] | float],
-                (*self._takes, SimilarityRequest, *((RerankRequest,) if ranks else ())),
-                _REFUSED,
-                example=_TEXTS,
-                note="For huggingface_hub: as `/embed`, or as `/similarity` if `inputs` has a `source_sentence`.",
+            Operation(
+                "POST",
+                "/decode",
+                TEI,
+                "Texts of token ids",
+                self.decode,
+                list[str],
+                (DecodeRequest,),
+                (*READS, "empty_input", "too_many_inputs", "model_not_found"),
+                example={"ids": [[1, 2, 3]]},
+            ),
+            *(
+                model_operation(
+                    path,
+                    summary,
+                    self.root,
+                    gives,
+                    takes,
+                    _REFUSED,
+                    example=_TEXTS if self._models.first.manifest.kind != RERANKER else _PREDICT,
+                    note="As `/embed`, `/embed_sparse` or `/predict`, whichever the first model is for; as "
+                    "`/similarity` if `inputs` has a `source_sentence`, as `/rerank` if there is a `query`.",
+                )
+                for path, summary in (("/", "For huggingface_hub"), ("/invocations", "For SageMaker"))
             ),
             Operation("GET", "/info", TEI, "What is served", self.info, Info),
         ]
+
+    def _root_types(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The types that `root` takes and gives with these models."""
+        takes: tuple[Any, ...] = self._takes
+        gives: tuple[Any, ...] = (list[list[float]],)
+        if (kind := self._models.first.manifest.kind) == SPARSE_ENCODER:
+            takes, gives = (EmbedSparseRequest,), (list[list[SparseValue]],)
+        elif kind == RERANKER:
+            takes, gives = (PredictRequest,), (list[Prediction | list[Prediction]],)
+        if self._models.has(ENCODER):
+            takes, gives = (*takes, SimilarityRequest), (*gives, list[float])
+        if self._models.has(RERANKER):
+            takes, gives = (*takes, RerankRequest), (*gives, list[Rank])
+        return takes, gives
 
     async def embed(self, request: Request, body: bytes) -> Response:
         """Embed texts."""
@@ -137,7 +172,7 @@ class Tei:
         options = DenseOptions(
             normalize_embeddings=asked.normalize is not False,
             truncate_dim=whole(asked.dimensions),
-            **truncation(asked, self._settings),
+            **tei_truncation(asked, self._settings),
         )
         model = self._models.find(asked.model, ENCODER)
         encoded = await encode(request, model, asked.inputs, asked.prompt_name, options)
@@ -155,7 +190,7 @@ class Tei:
             texts,
             asked.prompt_name,
             max_tokens=_MAX_TOKEN_NUMBERS // model.manifest.dim,
-            **truncation(asked, self._settings),
+            **tei_truncation(asked, self._settings),
         )
         found = await run_model(request, len(texts), work)
         rows = [await json_array(vectors, lambda start, some: list(as_numbers(some))) for vectors in found.vectors]
@@ -165,7 +200,7 @@ class Tei:
         """Embed texts as sparse vectors."""
         asked = decode(body, EmbedSparseRequest)
         model, texts = texts_for(asked, self._models, SPARSE_ENCODER)
-        work = model.engine.encode_sparse(texts, asked.prompt_name, **truncation(asked, self._settings))
+        work = model.engine.encode_sparse(texts, asked.prompt_name, **tei_truncation(asked, self._settings))
         encoded = await run_model(request, len(texts), work)
         return json_response(await sparse_json_array(encoded.vectors), truncation_headers(encoded))
 
@@ -173,20 +208,23 @@ class Tei:
         """Compare a sentence with others."""
         asked = decode(body, SimilarityRequest)
         parameters = asked.parameters or SimilarityOptions()
-        options = DenseOptions(normalize_embeddings=True, truncate_dim=None, **truncation(parameters, self._settings))
+        options = DenseOptions(
+            normalize_embeddings=True, truncate_dim=None, **tei_truncation(parameters, self._settings)
+        )
         texts = [asked.inputs.source_sentence, *asked.inputs.sentences]
         model = self._models.find(asked.model, ENCODER)
         encoded = await encode(request, model, texts, parameters.prompt_name, options)
         return json_response(_cosines(encoded), truncation_headers(encoded))
 
     async def root(self, request: Request, body: bytes) -> Response:
-        """Embed, compare or sort, depending on the body's fields."""
-        root = decode(body, RootRequest)
+        """Embed, compare, sort or score, as the body's fields and the first model's kind tell."""
+        root = decode(body, Shape)
         if bytes(root.query):
             return await self._reranking.rerank(request, body)
         if bytes(root.inputs).startswith(b"{"):
             return await self.similarity(request, body)
-        return await self.embed(request, body)
+        by_kind = {SPARSE_ENCODER: self.embed_sparse, RERANKER: self._reranking.predict}
+        return await by_kind.get(self._models.first.manifest.kind, self.embed)(request, body)
 
     async def tokenize(self, request: Request, body: bytes) -> Response:
         """Tokenize texts, without truncation."""
@@ -200,6 +238,15 @@ class Tei:
         work = asyncio.to_thread(_tokenize, model, [prompt + text for text in texts], asked.add_special_tokens)
         return Response(await while_connected(request, work), media_type="application/json")
 
+    async def decode(self, request: Request, body: bytes) -> Response:
+        """Turn token ids into texts."""
+        asked = decode_ids(body, DecodeRequest)
+        model, ids = self._models.find(asked.model, ENCODER), id_lists(asked.ids)
+        if sum(map(len, ids)) > _MAX_CHARACTERS:
+            raise Problem("body_too_large", f"at most {_MAX_CHARACTERS} ids are decoded in one request")
+        work = asyncio.to_thread(_decode, model, ids, asked.skip_special_tokens)
+        return json_response(await while_connected(request, work))
+
     async def info(self, request: Request) -> Response:
         """Describe the server and its models."""
         card = _card(self._models.first)
@@ -212,7 +259,7 @@ class Tei:
             max_input_length=card.max_length,
             max_batch_tokens=card.max_batch_tokens,
             max_client_batch_size=MAX_INPUTS,
-            auto_truncate=self._settings.auto_truncate,
+            auto_truncate=self._settings.auto_truncate is not False,
             version=__version__,
             models=[_card(model) for model in self._models],
         )
@@ -261,6 +308,16 @@ def _cosines(encoded: Encoded) -> list[float]:
     if not np.isfinite(cosines).all():
         raise ArithmeticError("a similarity is not finite")
     return as_numbers(cosines)[0]
+
+
+def _decode(model: Model, ids: list[list[int]], skip_special_tokens: bool) -> list[str]:
+    highest = model.tokenizer.get_vocab_size() - 1
+    for index, some in enumerate(ids):
+        if max(some) > highest:
+            message = f"input {index} has a token id over {highest}, the last of model {model.name}"
+            raise Problem("invalid_request", message, param="ids")
+    texts: list[str] = model.tokenizer.decode_batch(ids, skip_special_tokens=skip_special_tokens)
+    return texts
 
 
 def _tokenize(model: Model, texts: list[str], add_special_tokens: bool) -> bytes:

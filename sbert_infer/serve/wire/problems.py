@@ -1,8 +1,8 @@
-"""What can go wrong with a request, and how each of the two dialects reports it.
+"""What can go wrong with a request, and how each dialect reports it.
 
-A problem is identified by its code. OpenAI's routes (`/v1/...`) respond with `{"error": {message,
-type, param, code}}`, all others with `{error, error_type}`, as text-embeddings-inference does. The
-statuses differ, too: they are what the clients of each expect.
+A problem is identified by its code. OpenAI's routes respond with `{"error": {message, type, param,
+code}, detail}`, Cohere's with `{message}`, all others with `{error, error_type}`, as
+text-embeddings-inference does. The statuses differ, too: they are what the clients of each expect.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from sbert_infer.errors import (
     TextError,
     TruncationError,
 )
-from sbert_infer.serve.wire.schemas import OpenAIError, OpenAIErrorBody, TeiError
+from sbert_infer.serve.wire.cohere import CohereError
+from sbert_infer.serve.wire.openai import OpenAIError, OpenAIErrorBody
+from sbert_infer.serve.wire.schemas import TeiError
+
+ErrorBody = OpenAIErrorBody | CohereError | TeiError
 
 
 class Kind(NamedTuple):
-    """The status of a problem in each dialect, and TEI's name for its kind."""
+    """The status of a problem in each dialect (Cohere's is OpenAI's), and TEI's name for it."""
 
     openai: int
     tei: int
@@ -61,6 +65,9 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
+_OPENAI_PATHS = frozenset({"/embeddings", "/score"})
+
+
 class Problem(Exception):  # noqa: N818  as HTTP calls it
     """Why a request can't be served, in words for its sender."""
 
@@ -81,20 +88,28 @@ class Problem(Exception):  # noqa: N818  as HTTP calls it
             self.headers["retry-after-ms"] = str(max(1, math.ceil(retry_after_s * 1000)))
 
 
-def is_openai(path: str) -> bool:
-    """Whether a path speaks OpenAI's dialect."""
-    return path.startswith("/v1/")
+def error_body(path: str) -> type[ErrorBody]:
+    """The type of the errors that a path responds with, which is to say its dialect."""
+    if path == "/v1/embed" or path.startswith("/v2/"):
+        return CohereError
+    return OpenAIErrorBody if path in _OPENAI_PATHS or path.startswith(("/v1/", "/openai/")) else TeiError
+
+
+def status_of(code: str, path: str) -> int:
+    """The status of a problem at a path."""
+    return KINDS[code].tei if error_body(path) is TeiError else KINDS[code].openai
 
 
 def respond(problem: Problem, path: str) -> Response:
     """The response that reports a problem to a client of `path`."""
-    kind = KINDS[problem.code]
-    if is_openai(path):
-        error = OpenAIError(problem.message, _openai_type(kind.openai), problem.param, problem.code)
-        body, status = msgspec.json.encode(OpenAIErrorBody(error)), kind.openai
-    else:
-        body, status = msgspec.json.encode(TeiError(problem.message, kind.error_type)), kind.tei
-    return Response(body, status, problem.headers, "application/json")
+    status, dialect = status_of(problem.code, path), error_body(path)
+    body: ErrorBody = TeiError(problem.message, KINDS[problem.code].error_type)
+    if dialect is CohereError:
+        body = CohereError(problem.message)
+    elif dialect is OpenAIErrorBody:
+        error = OpenAIError(problem.message, _openai_type(status), problem.param, problem.code)
+        body = OpenAIErrorBody(error, problem.message)
+    return Response(msgspec.json.encode(body), status, problem.headers, "application/json")
 
 
 def problem_of(error: SbertInferError) -> Problem:
@@ -105,7 +120,7 @@ def problem_of(error: SbertInferError) -> Problem:
     if isinstance(error, TruncationError):
         limit = f"it has more than {error.limit} tokens"
         what = f"input {error.index} is longer than the model's limit: {limit}; shorten it"
-        advice = "or have it cut, with \"truncate\": true on TEI's routes or the server's --auto-truncate"
+        advice = 'or have it cut, with "truncate": true or the server\'s --auto-truncate'
         return Problem("context_length_exceeded", f"{what}, {advice}", param="input")
     if isinstance(error, TextError):
         reason = "gives NaN or infinity for" if error.not_finite else "fails on"

@@ -1,4 +1,9 @@
-"""The types of all requests and responses, which decode them and describe them in /openapi.json."""
+"""The types of requests and responses, which decode them and describe them in /openapi.json.
+
+Here are the fields that several contracts share, text-embeddings-inference's types, and our own.
+The other contracts have a module each. text-embeddings-inference ignores fields that it does not
+know, and so do its types here.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,14 @@ Dimensions = Annotated[float, Meta(ge=1, multiple_of=1)]
 PromptName = Annotated[str, Meta(description="Which of the model's prompts to put before each text.")]
 ModelName = Annotated[str, Meta(description="One of the names that `/v1/models` lists.")]
 Direction = Literal["left", "right", "Left", "Right"]
+Truncate = Annotated[
+    bool | Literal["NONE", "START", "END"],
+    Meta(description="Whether to cut texts over the model's limit, and where."),
+]
+InputType = Annotated[str, Meta(description="What the texts are: decides which of the model's prompts they get.")]
+VectorType = Literal["float", "int8", "uint8", "binary", "ubinary"]
+# A limit in tokens. Texts are only ever cut at the model's own.
+Limit = Annotated[float, Meta(ge=-1, multiple_of=1)]
 
 # OpenAI takes an empty text, text-embeddings-inference does not.
 Texts = Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
@@ -37,88 +50,13 @@ Pairs = Annotated[
 ]
 
 
-# OpenAI -------------------------------------------------------------------------------------------
-
-
-class EmbeddingRequest(Struct, forbid_unknown_fields=True):
-    """OpenAI's request for embeddings. `prompt_name` is ours."""
-
-    input: str | Texts
-    model: ModelName | None = None
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Dimensions | None = None
-    user: str | None = None
-    prompt_name: PromptName | None = None
-
-
-class TokenEmbeddingRequest(EmbeddingRequest, kw_only=True):
-    """The same with token ids. Only with `--allow-token-ids`."""
-
-    input: TokenIds  # type: ignore[assignment]
-
-
-class Embedding(Struct):
-    """One vector: numbers, or base64 of little-endian float32."""
-
-    index: int
-    embedding: list[float] | str
-    object: Literal["embedding"] = "embedding"
-
-
-class Usage(Struct):
-    """Tokens, special ones included."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingList(Struct):
-    """OpenAI's response, in the order of the inputs."""
-
-    data: list[Embedding]
-    model: str
-    usage: Usage
-    object: Literal["list"] = "list"
-
-
-class OpenAIModel(Struct):
-    """A model, by one of its names."""
-
-    id: str
-    created: int
-    object: Literal["model"] = "model"
-    owned_by: str = "sbert-infer"
-
-
-class ModelList(Struct):
-    """The served models."""
-
-    data: list[OpenAIModel]
-    object: Literal["list"] = "list"
-
-
-class OpenAIError(Struct):
-    """What went wrong."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class OpenAIErrorBody(Struct):
-    """An error in OpenAI's form."""
-
-    error: OpenAIError
-
-
 # text-embeddings-inference ------------------------------------------------------------------------
 
 
-class Truncating(Struct, forbid_unknown_fields=True, kw_only=True):
+class Truncating(Struct, kw_only=True):
     """What to do with texts over the model's limit."""
 
-    truncate: bool | None = None
+    truncate: Truncate | None = None
     truncation_direction: Direction | None = None
 
 
@@ -151,7 +89,7 @@ class TokenEmbedRequest(EmbedRequest, kw_only=True):
     inputs: TokenIds  # type: ignore[assignment]
 
 
-class SimilarityInputs(Struct, forbid_unknown_fields=True):
+class SimilarityInputs(Struct):
     """The sentences to compare."""
 
     source_sentence: Text
@@ -164,7 +102,7 @@ class SimilarityOptions(Truncating):
     prompt_name: PromptName | None = None
 
 
-class SimilarityRequest(Struct, forbid_unknown_fields=True):
+class SimilarityRequest(Struct):
     """A request to compare one sentence with others."""
 
     inputs: SimilarityInputs
@@ -172,11 +110,13 @@ class SimilarityRequest(Struct, forbid_unknown_fields=True):
     model: ModelName | None = None
 
 
-class RootRequest(Struct):
-    """As much of a body sent to `POST /` as shows which kind of request it is."""
+class Shape(Struct):
+    """As much of a body as shows which kind of request it is, where a path takes several."""
 
     inputs: Raw = Raw(b"null")
     query: Raw = Raw(b"")
+    documents: Raw = Raw(b"")
+    queries: Raw = Raw(b"")
 
 
 class RerankRequest(Truncating):
@@ -212,12 +152,20 @@ class Prediction(Struct):
     label: str
 
 
-class TokenizeRequest(Struct, forbid_unknown_fields=True):
+class TokenizeRequest(Struct):
     """A request for tokens. Nothing is truncated."""
 
     inputs: Text | FilledTexts
     add_special_tokens: bool = True
     prompt_name: PromptName | None = None
+    model: ModelName | None = None
+
+
+class DecodeRequest(Struct):
+    """A request for the texts of token ids."""
+
+    ids: TokenIds
+    skip_special_tokens: bool = True
     model: ModelName | None = None
 
 
@@ -239,7 +187,7 @@ class Token(Struct):
 
 
 class TeiError(Struct):
-    """An error on the routes outside `/v1`."""
+    """An error in text-embeddings-inference's form, which Ollama's clients read as well."""
 
     error: str
     error_type: str

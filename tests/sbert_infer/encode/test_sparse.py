@@ -230,10 +230,11 @@ def test_over_http(path: Path, engine: Engine) -> None:
     try:
         answer = running.post("/embed_sparse", {"inputs": [*TEXTS, " "]})
         one = running.post("/embed_sparse", {"inputs": TEXTS[0], "prompt_name": "query"})
+        invoked = running.post("/invocations", {"inputs": [*TEXTS, " "]})
         refused = [
             running.post("/embed", {"inputs": "a"}),
             running.post("/v1/embeddings", {"input": "a", "model": "splade"}),
-            running.post("/embed_sparse", {"inputs": "long " * 99}),
+            running.post("/embed_sparse", {"inputs": "long " * 99, "truncate": False}),
             running.post("/embed_sparse", {"inputs": "a", "prompt_name": "none"}),
         ]
         paths = running.client.get("/openapi.json").json()["paths"]
@@ -245,6 +246,7 @@ def test_over_http(path: Path, engine: Engine) -> None:
         dims = np.flatnonzero(row)
         assert [item["index"] for item in found] == dims.tolist()
         np.testing.assert_allclose([item["value"] for item in found], row[dims], rtol=0, atol=1e-5)
+    assert invoked.json() == answer.json()
     query = engine.encode_query([TEXTS[0]])
     assert [[item["index"] for item in row] for row in one.json()] == [query.indices.tolist()]
     assert [answer.status_code for answer in refused] == [404, 404, 413, 422]

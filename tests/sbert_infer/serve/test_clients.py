@@ -6,9 +6,6 @@ They have an environment of their own: see tests/clients.txt.
 from __future__ import annotations
 
 import base64
-import json
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,13 +18,8 @@ from sbert_infer import Engine
 from sbert_infer.serve.settings import ModelFile, Settings
 from tests.doubles.backend import FakeBackend, Gate
 from tests.sbert_infer.serve.conftest import Running, start, until
+from tests.sbert_infer.serve.real_clients import KEY, NEWEST_OPENAI, needs_clients, run_client
 
-ROOT = Path(__file__).parents[3]
-PYTHON = Path(os.environ.get("SBERT_INFER_CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))
-# The newest openai, which litellm does not allow beside itself, as it comes with every other
-# client.
-NEWEST_OPENAI = sorted(PYTHON.parents[1].glob("openai-*"))
-KEY = "a key"
 # More than the 32 that other servers take at once, of all lengths, none like another.
 TEXTS = [f"{word} {number} times" for number, word in enumerate(["cats", "rain", "a tune", "to trade"] * 9)]
 TEXTS += [
@@ -37,9 +29,7 @@ TEXTS += [
     "A long story about the sea and those who sail it. " * 20,
 ]
 
-pytestmark = pytest.mark.skipif(
-    not PYTHON.exists(), reason=f"{PYTHON} is missing: run make test, or set SBERT_INFER_CLIENTS_PYTHON"
-)
+pytestmark = needs_clients
 
 
 @pytest.fixture(scope="module")
@@ -53,29 +43,6 @@ def server(minilm_onnx: Path) -> Iterator[Running]:
 def expected(minilm_onnx: Path) -> Any:
     with Engine(minilm_onnx) as engine:
         return engine.encode(TEXTS)
-
-
-def run_client(name: str, url: str, *, newest: bool = True, **given: Any) -> Any:
-    """The last line that a script in clients/ prints."""
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": os.environ.get("HOME", ""),
-        "PYTHONUTF8": "1",
-        # No requests to anything but the server.
-        "ANONYMIZED_TELEMETRY": "False",
-        "HAYSTACK_TELEMETRY_ENABLED": "False",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        "NO_PROXY": "*",
-    }
-    if newest and NEWEST_OPENAI:
-        environment["PYTHONPATH"] = str(NEWEST_OPENAI[-1])
-    given = {"url": url, "key": KEY, "model": "minilm", "texts": TEXTS, **given}
-    command = [str(PYTHON), str(Path(__file__).parent / "clients" / f"{name}.py")]
-    done = subprocess.run(
-        command, input=json.dumps(given), capture_output=True, text=True, timeout=240, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def check(vectors: dict[str, list[list[float]]], expected: Any) -> None:
@@ -98,7 +65,7 @@ def test_texts_can_be_told_apart(expected: Any) -> None:
 
 @pytest.mark.parametrize("newest", [False, True], ids=["openai-2", "openai-newest"])
 def test_openai(server: Running, expected: Any, newest: bool) -> None:
-    found = run_client("openai_client", server.url, newest=newest)
+    found = run_client("openai_client", server.url, newest=newest, texts=TEXTS)
     check(found["vectors"], expected)
     assert set(found["vectors"]) == {"default", "float", "async"}
     short = expected[:, :64] / np.linalg.norm(expected[:, :64], axis=1, keepdims=True)
@@ -109,20 +76,20 @@ def test_openai(server: Running, expected: Any, newest: bool) -> None:
 
 
 def test_langchain_is_told_what_to_change_and_then_works(server: Running, expected: Any) -> None:
-    found = run_client("langchain_client", server.url)
+    found = run_client("langchain_client", server.url, texts=TEXTS)
     assert "check_embedding_ctx_length=False" in found["refusal"]
     check(found["vectors"], expected)
 
 
 def test_huggingface_hub(server: Running, expected: Any) -> None:
-    found = run_client("huggingface_client", server.url)
+    found = run_client("huggingface_client", server.url, texts=TEXTS)
     check(found["vectors"], expected)
     filled = expected[[index for index, text in enumerate(TEXTS) if text]]
     np.testing.assert_allclose(found["cosines"], filled @ filled[0], atol=1e-6)
 
 
 def test_llama_index(server: Running, expected: Any, minilm_onnx: Path) -> None:
-    found = run_client("llama_index_client", server.url)
+    found = run_client("llama_index_client", server.url, texts=TEXTS)
     check(found["vectors"], expected)
     with Engine(minilm_onnx, on_truncate="ignore") as engine:  # it asks to truncate
         np.testing.assert_allclose(found["long"], engine.encode("word " * 5000), atol=1e-6)
@@ -130,7 +97,7 @@ def test_llama_index(server: Running, expected: Any, minilm_onnx: Path) -> None:
 
 @pytest.mark.parametrize("name", ["haystack", "chromadb", "litellm"])
 def test_others(server: Running, expected: Any, name: str) -> None:
-    found = run_client(f"{name}_client", server.url, newest=name != "litellm")
+    found = run_client(f"{name}_client", server.url, texts=TEXTS, newest=name != "litellm")
     check(found["vectors"], expected)
     assert len(found["vectors"]) == 3
     assert name != "litellm" or "model 'unknown' is not served here" in found["unknown"]
@@ -150,7 +117,7 @@ def test_openai_raises_the_fitting_exception(server: Running) -> None:
             "input",
         ),
     }
-    answers = run_client("openai_errors", server.url, calls=[call for call, *_ in calls.values()])
+    answers = run_client("openai_errors", server.url, texts=TEXTS, calls=[call for call, *_ in calls.values()])
     for (kind, (_, message, code, param)), answer in zip(calls.items(), answers, strict=True):
         assert (answer["type"], answer["tries"]) == (kind, 1)
         assert message in answer["body"]["message"]
@@ -175,7 +142,7 @@ def test_openai_waits_as_told_before_it_tries_again(
             held.append(threads.submit(server.post, "/embed", {"inputs": [str(number) for number in range(20)]}))
             until(lambda: server.server.models.first.engine.stats().queued_texts > 0)
             call = {"input": [f"{number}" for number in range(20)], "max_retries": 1}
-            (answer,) = run_client("openai_errors", server.url, model="small", calls=[call])
+            (answer,) = run_client("openai_errors", server.url, texts=TEXTS, model="small", calls=[call])
         finally:
             gate.opened.set()
         assert [future.result().status_code for future in held] == [200] * 3

@@ -60,6 +60,23 @@ def test_what_opens(server_with_keys: Running, authorization: str, status: int) 
         assert client.get("/v1/models", headers={"authorization": authorization}).status_code == status
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"api-key": "first-key"}, 200),
+        ({"Api-Key": "first-key"}, 200),
+        ({"api-key": "first-ke"}, 401),
+        ({"api-key": ""}, 401),
+        ({"api-key": "Bearer first-key"}, 401),
+        ({"authorization": "Bearer wrong", "api-key": "first-key"}, 401),
+        ({"authorization": "Bearer first-key", "api-key": "wrong"}, 200),
+    ],
+)
+def test_azures_header_opens_too(server_with_keys: Running, headers: dict[str, str], status: int) -> None:
+    with httpx.Client(base_url=server_with_keys.url) as client:
+        assert client.get("/v1/models", headers=headers).status_code == status
+
+
 @pytest.fixture(scope="module")
 def server_with_keys(served_onnx: Path) -> object:
     running = start(Settings((ModelFile(served_onnx, "small"),), port=0, keys=KEYS))

@@ -99,7 +99,7 @@ def test_lengths_are_kept_where_they_have_a_meaning(
         ({"input": ["a"] * 2049}, "too_many_inputs", "input", "length <= 2048"),
         ({"input": ["a", 3]}, "invalid_request", "input", "input[1]"),
         ({"input": ["a", None]}, "invalid_request", "input", "input[1]"),
-        ({"input": "a", "encoding_format": "int8"}, "invalid_request", "encoding_format", "'int8'"),
+        ({"input": "a", "encoding_format": "int4"}, "invalid_request", "encoding_format", "'int4'"),
         ({"input": "a", "dimensions": 0}, "invalid_request", "dimensions", "Expected a whole number of at least 1"),
         ({"input": "a", "dimensions": 33}, "invalid_request", "dimensions", "at most 32"),
         ({"input": "a", "dimensions": 2.5}, "invalid_request", "dimensions", "multiple of 1"),

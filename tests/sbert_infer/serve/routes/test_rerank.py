@@ -111,7 +111,12 @@ def test_predict(server: Running, classifier_onnx: Path, raw: bool) -> None:
         ("/embed", {"inputs": TEXTS[0], "model": "reranker"}, 404, "reranker is a reranker: use /rerank or /predict"),
         ("/v1/embeddings", {"input": TEXTS[0], "model": "reranker"}, 404, "reranker is a reranker"),
         ("/rerank", {"query": QUERY, "texts": []}, 400, "length >= 1"),
-        ("/rerank", {"query": QUERY, "texts": [QUERY, LONG]}, 413, "input 1 is longer than the model's limit"),
+        (
+            "/rerank",
+            {"query": QUERY, "texts": [QUERY, LONG], "truncate": False},
+            413,
+            "input 1 is longer than the model's limit",
+        ),
         ("/rerank", {"query": QUERY, "texts": [1]}, 422, "texts"),
         ("/rerank", {"query": QUERY, "texts": TEXTS, "truncation_direction": "up"}, 422, "truncation_direction"),
         ("/predict", {"inputs": [[QUERY, "a"], [QUERY]]}, 422, "input 1 must be two texts"),

@@ -70,12 +70,17 @@ def test_long_texts_are_cut_where_asked(server: Running, engine: Engine, directi
         ("/embed", {"inputs": []}, 400, "Empty", "length >= 1"),
         ("/embed", {"inputs": ["a", ""]}, 400, "Empty", "inputs[1]"),
         ("/embed", {"inputs": ["a"] * 2049}, 413, "Validation", "length <= 2048"),
-        ("/embed", {"inputs": ["a", LONG]}, 413, "Validation", "input 1 is longer"),
+        ("/embed", {"inputs": ["a", LONG], "truncate": False}, 413, "Validation", "input 1 is longer"),
         ("/embed", {"inputs": 3}, 422, "Validation", "inputs"),
         ("/embed", {"inputs": [[1, 2]]}, 422, "Tokenizer", "--allow-token-ids"),
         ("/embed", {"inputs": "a", "truncation_direction": "up"}, 422, "Validation", "truncation_direction"),
-        ("/embed", {"inputs": LONG, "truncation_direction": "left"}, 413, "Validation", "input 0 is longer"),
-        ("/embed", {"inputs": "a", "parameters": {}}, 422, "Validation", "parameters"),
+        (
+            "/embed",
+            {"inputs": LONG, "truncate": False, "truncation_direction": "left"},
+            413,
+            "Validation",
+            "input 0 is longer",
+        ),
         ("/embed", {"inputs": "a", "model": "other"}, 404, "Validation", "only: small"),
         ("/embed_all", {"inputs": "a"}, 404, "Backend", "without token outputs"),
         ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "Empty", "sentences"),
@@ -111,6 +116,41 @@ def test_tokens_name_their_characters(server: Running, engine: Engine) -> None:
     bare = server.post("/tokenize", {"inputs": ["A cat sät.", LONG], "add_special_tokens": False}).json()
     assert bare[0] == plain
     assert len(bare[1]) >= 500  # uncut
+
+
+def test_long_texts_are_cut_unless_the_request_says_otherwise(server: Running, engine: Engine) -> None:
+    response = server.post("/embed", {"inputs": ["a", LONG]})
+    np.testing.assert_allclose(response.json(), unit(engine, ["a", LONG]), atol=1e-6)
+    assert response.headers["x-truncated-texts"] == "1"
+    assert server.client.get("/info").json()["auto_truncate"]
+
+
+def test_unknown_fields_are_ignored(server: Running) -> None:
+    plain = server.post("/embed", {"inputs": TEXTS}).json()
+    assert server.post("/embed", {"inputs": TEXTS, "parameters": {"a": 1}, "top_k": None}).json() == plain
+    assert server.post("/tokenize", {"inputs": "a", "whatever": 1}).status_code == 200
+
+
+def test_ids_become_texts_again(server: Running, engine: Engine) -> None:
+    ids = [encoding.ids for encoding in engine.tokenizer.encode_batch(["a cat sat", "rain"])]
+    assert server.post("/decode", {"ids": ids}).json() == ["a cat sat", "rain"]
+    assert server.post("/decode", {"ids": ids[1]}).json() == ["rain"]
+    (whole,) = server.post("/decode", {"ids": ids[1], "skip_special_tokens": False}).json()
+    assert whole.startswith("[CLS]")
+    for wrong, status, message in (([], 400, "length >= 1"), ([10**6], 422, "token id over"), ([-1], 422, ">= 0")):
+        response = server.post("/decode", {"ids": wrong})
+        assert response.status_code == status, response.text
+        assert message in response.json()["error"]
+
+
+def test_sagemakers_and_openais_paths(server: Running) -> None:
+    assert server.client.get("/ping").json() == {"status": "ready"}
+    assert server.post("/invocations", {"inputs": TEXTS}).json() == server.post("/embed", {"inputs": TEXTS}).json()
+    pair = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS}}
+    assert server.post("/invocations", pair).json() == server.post("/similarity", pair).json()
+    wanted = server.post("/v1/embeddings", {"input": TEXTS}).json()
+    assert server.post("/embeddings", {"input": TEXTS}).json() == wanted
+    assert server.post("/embeddings", {"input": 3}).json()["error"]["code"] == "invalid_request"
 
 
 def test_info(server: Running, engine: Engine) -> None:

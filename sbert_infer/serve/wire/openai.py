@@ -1,0 +1,107 @@
+"""OpenAI's types, with the fields that NIM, Jina, Voyage and vLLM have added to its requests."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from sbert_infer.serve.wire.schemas import (
+    Dimensions,
+    InputType,
+    Limit,
+    ModelName,
+    PromptName,
+    Texts,
+    TokenIds,
+    Truncate,
+    VectorType,
+)
+
+
+class Cutting(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What to do with texts over the model's limit, in the words of four contracts."""
+
+    truncate: Truncate | None = None  # NIM, Jina
+    truncation: bool | None = None  # Voyage
+    truncate_prompt_tokens: Limit | None = None  # vLLM
+    truncation_side: Literal["left", "right"] | None = None  # vLLM
+
+
+class EmbeddingRequest(Cutting):
+    """OpenAI's request for embeddings, and what others add. `prompt_name` is ours."""
+
+    input: str | Texts
+    model: ModelName | None = None
+    encoding_format: VectorType | Literal["base64"] | None = None
+    dimensions: Dimensions | None = None
+    user: str | None = None
+    prompt_name: PromptName | None = None
+    input_type: InputType | None = None  # NIM, Voyage, litellm
+    task: InputType | None = None  # Jina
+    embedding_type: VectorType | Literal["base64"] | None = None  # Jina, NIM
+    output_dtype: VectorType | None = None  # Voyage
+    output_dimension: Dimensions | None = None  # Voyage
+    normalized: bool | None = None  # Jina
+
+
+class TokenEmbeddingRequest(EmbeddingRequest, kw_only=True):
+    """The same with token ids. Only with `--allow-token-ids`."""
+
+    input: TokenIds  # type: ignore[assignment]
+
+
+class Embedding(Struct):
+    """One vector: numbers, or base64 of them, by default little-endian float32."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class Usage(Struct):
+    """Tokens, special ones included."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct):
+    """OpenAI's response, in the order of the inputs."""
+
+    data: list[Embedding]
+    model: str
+    usage: Usage
+    object: Literal["list"] = "list"
+
+
+class OpenAIModel(Struct):
+    """A model, by one of its names."""
+
+    id: str
+    created: int
+    object: Literal["model"] = "model"
+    owned_by: str = "sbert-infer"
+
+
+class ModelList(Struct):
+    """The served models."""
+
+    data: list[OpenAIModel]
+    object: Literal["list"] = "list"
+
+
+class OpenAIError(Struct):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIErrorBody(Struct):
+    """An error in OpenAI's form; `detail` is the message again, for clients of Voyage and Jina."""
+
+    error: OpenAIError
+    detail: str
