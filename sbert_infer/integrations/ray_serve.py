@@ -24,13 +24,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message
 
-from sbert_infer.errors import EngineError
+from sbert_infer.errors import DeadlineError, EngineError, SbertInferError, WorkerError
 from sbert_infer.serve.app import make_app
 from sbert_infer.serve.http.auth import read_keys
 from sbert_infer.serve.metrics import Metrics
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.settings import ModelFile, Settings
-from sbert_infer.serve.wire.problems import Problem, respond
+from sbert_infer.serve.wire.problems import Problem, problem_of, respond
 
 Headers = list[tuple[bytes, bytes]]
 Vectors = npt.NDArray[np.float32]
@@ -67,7 +67,7 @@ def app(args: Mapping[str, Any]) -> Any:
     try:
         from ray import serve
     except ImportError as error:
-        message = f"{error.name} is not installed, Ray Serve needs it: pip install 'sbert-infer[ray-serve]'"
+        message = f"{error.name} is not installed, Ray Serve needs it: pip install 'sbert-infer[serve,ray-serve]'"
         raise EngineError(message) from error
     options = msgspec.convert(args, Options, strict=False)  # a command line has strings only
     settings = _settings(options)
@@ -216,8 +216,8 @@ class Gateway:
         passed = HttpRequest(request.method, path, request.scope["query_string"], headers, body)
         try:
             status, headers, body = await self._call("http", passed)
-        except EngineError as error:
-            return respond(Problem("model_unavailable", str(error), retry_after_s=1.0), path)
+        except SbertInferError as error:
+            return respond(problem_of(error), path)
         response = Response(body, status)
         response.raw_headers = headers
         return response
@@ -232,14 +232,21 @@ class Gateway:
 
     async def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of any replica; if it dies meanwhile, of another one."""
+        seconds = 2 * self._settings.timeout_s  # for a second try, or until there is a replica
+        try:
+            return await asyncio.wait_for(self._tries(method, args, kwargs), seconds)
+        except asyncio.TimeoutError:
+            raise DeadlineError(f"no replica responded within {seconds:g} s") from None
+
+    async def _tries(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from ray.exceptions import RayActorError
 
         for attempt in range(_TRIES):
             try:
                 return await getattr(self._replicas, method).remote(*args, **kwargs)
-            except RayActorError:  # it died, or can't be reached
+            except RayActorError:  # noqa: PERF203  it died or can't be reached, which is rare
                 await asyncio.sleep(_PAUSE_S * 2**attempt)
-        raise EngineError(f"{_TRIES} replicas in turn died with this request: see their logs")
+        raise WorkerError(f"{_TRIES} replicas in turn died with this request: see their logs", 1.0)
 
 
 async def _read(request: Request, most: int) -> bytes:

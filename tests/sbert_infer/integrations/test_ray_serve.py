@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -14,11 +15,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 
 from sbert_infer import Engine
-from sbert_infer.integrations.ray_serve import EnoughReplicas, app
+from sbert_infer.errors import DeadlineError, WorkerError
+from sbert_infer.integrations.ray_serve import EnoughReplicas, Gateway, app
+from sbert_infer.serve.settings import Settings
 from tests.sbert_infer.serve.conftest import until
 
 KEY = "a key for the cluster"
@@ -40,7 +44,7 @@ class Deployed:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A head node for the controller and the proxy, and two more for replicas."""
-    pytest.importorskip("fastapi", reason="Ray Serve is not installed: pip install 'sbert-infer[ray-serve]'")
+    pytest.importorskip("fastapi", reason="Ray Serve is not installed: pip install 'sbert-infer[serve,ray-serve]'")
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster
@@ -76,7 +80,7 @@ def deployed(cluster: Any, small_onnx: Path, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="module")
 def expected(small_onnx: Path) -> np.ndarray[Any, Any]:
     with Engine(small_onnx, on_truncate="ignore") as engine:
-        return engine.encode(TEXTS, normalize_embeddings=True)
+        return np.asarray(engine.encode(TEXTS, normalize_embeddings=True))
 
 
 def replica_processes() -> list[int]:
@@ -135,7 +139,9 @@ def test_no_request_is_lost_when_replicas_are_killed(deployed: Deployed, expecte
         return vectors
 
     def by_handle() -> Any:
-        return deployed.handle.embed.remote(TEXTS, normalize_embeddings=True, on_truncate="ignore").result(timeout_s=120)
+        return deployed.handle.embed.remote(TEXTS, normalize_embeddings=True, on_truncate="ignore").result(
+            timeout_s=120
+        )
 
     def client(ask: Callable[[], Any]) -> list[bool]:
         equal = []
@@ -158,6 +164,74 @@ def test_no_request_is_lost_when_replicas_are_killed(deployed: Deployed, expecte
         os.kill(second, signal.SIGKILL)
         assert [future.result() for future in answers] == [[True] * REQUESTS] * CLIENTS
     until(lambda: len(set(replica_processes()) - {first, second}) == 2, 120)
+
+
+def test_waiting_tokens_add_a_replica_and_an_update_loses_nothing(
+    deployed: Deployed, cluster: Any, small_onnx: Path, expected: np.ndarray[Any, Any]
+) -> None:
+    """The update replaces every replica while requests run: each ends those that it has."""
+    from ray import serve
+
+    def ask() -> bool:
+        response = deployed.handle.embed.remote(TEXTS, normalize_embeddings=True, on_truncate="ignore")
+        return np.allclose(response.result(timeout_s=120), expected, atol=1e-6)
+
+    def client() -> list[bool]:
+        equal = [ask() for _ in range(REQUESTS)]
+        while not scaled.is_set():
+            equal.append(ask())
+        return equal
+
+    before, scaled = set(replica_processes()), threading.Event()
+    args = {"model": str(small_onnx), "max_replicas": 2, "num_cpus": 0.8, "target_requests": 1e6}
+    args |= {"target_queue_tokens": 1, "upscale_delay_s": 0}
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answers = [pool.submit(client) for _ in range(CLIENTS)]
+        try:
+            serve.run(app(args), name="sbert", route_prefix="/")
+            until(lambda: len(set(replica_processes()) - before) == 2, 120)
+        finally:
+            scaled.set()
+        assert all(all(future.result()) for future in answers)
+
+
+class Dying:
+    """A handle to replicas that die with every request."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __getattr__(self, method: str) -> Any:
+        from ray.exceptions import ActorDiedError
+
+        async def call(*args: Any, **kwargs: Any) -> None:
+            self.calls += 1
+            raise ActorDiedError
+
+        return SimpleNamespace(remote=call)
+
+
+def test_a_request_that_kills_every_replica_is_given_up() -> None:
+    pytest.importorskip("ray")
+    replicas = Dying()
+    gateway = Gateway(replicas, Settings(models=()))
+    with pytest.raises(WorkerError, match="3 replicas in turn died"):
+        asyncio.run(gateway.embed("a text"))
+    assert replicas.calls == 3
+
+
+def test_a_request_does_not_wait_for_ever() -> None:
+    pytest.importorskip("ray")
+    never = SimpleNamespace(embed=SimpleNamespace(remote=lambda *args: asyncio.sleep(3600)))
+    gateway = Gateway(never, Settings(models=(), timeout_s=0.05))
+    with pytest.raises(DeadlineError, match=r"within 0\.1 s"):
+        asyncio.run(gateway.embed("a text"))
+
+
+def test_unknown_arguments_are_refused() -> None:
+    pytest.importorskip("fastapi", reason="Ray Serve is not installed")
+    with pytest.raises(msgspec.ValidationError, match="replicas"):
+        app({"model": "model.onnx", "replicas": 3})
 
 
 @pytest.mark.parametrize(
