@@ -83,14 +83,19 @@ def expected(small_onnx: Path) -> np.ndarray[Any, Any]:
         return np.asarray(engine.encode(TEXTS, normalize_embeddings=True))
 
 
-def replica_processes() -> list[int]:
+def replica_processes(cluster: Any) -> list[int]:
+    """The processes of replicas on this cluster; the machine may have others."""
+    raylets = {node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()}
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            title = (folder / "cmdline").read_text()
+            title, parent = (
+                (folder / "cmdline").read_text(),
+                (folder / "stat").read_text().rpartition(")")[2].split()[1],
+            )
         except OSError:  # it has ended meanwhile
             continue
-        if "ServeReplica:sbert:Replica" in title:
+        if "ServeReplica:sbert:Replica" in title and int(parent) in raylets:
             found.append(int(folder.name))
     return found
 
@@ -128,7 +133,9 @@ def test_the_handle_gives_arrays_and_raises_our_errors(deployed: Deployed, expec
         deployed.handle.embed.remote("x", prompt_name="unknown").result()
 
 
-def test_no_request_is_lost_when_replicas_are_killed(deployed: Deployed, expected: np.ndarray[Any, Any]) -> None:
+def test_no_request_is_lost_when_replicas_are_killed(
+    deployed: Deployed, cluster: Any, expected: np.ndarray[Any, Any]
+) -> None:
     """Each replica is killed once, while requests run in it."""
     done = threading.Semaphore(0)
 
@@ -157,13 +164,13 @@ def test_no_request_is_lost_when_replicas_are_killed(deployed: Deployed, expecte
     with ThreadPoolExecutor(CLIENTS) as pool:
         answers = [pool.submit(client, ask) for ask in (over_http, by_handle) * (CLIENTS // 2)]
         wait_for(CLIENTS)
-        first, second = replica_processes()
+        first, second = replica_processes(cluster)
         os.kill(first, signal.SIGKILL)
         wait_for(CLIENTS)
-        until(lambda: len(set(replica_processes()) - {first, second}) == 1, 120)
+        until(lambda: len(set(replica_processes(cluster)) - {first, second}) == 1, 120)
         os.kill(second, signal.SIGKILL)
         assert [future.result() for future in answers] == [[True] * REQUESTS] * CLIENTS
-    until(lambda: len(set(replica_processes()) - {first, second}) == 2, 120)
+    until(lambda: len(set(replica_processes(cluster)) - {first, second}) == 2, 120)
 
 
 def test_waiting_tokens_add_a_replica_and_an_update_loses_nothing(
@@ -182,14 +189,14 @@ def test_waiting_tokens_add_a_replica_and_an_update_loses_nothing(
             equal.append(ask())
         return equal
 
-    before, scaled = set(replica_processes()), threading.Event()
+    before, scaled = set(replica_processes(cluster)), threading.Event()
     args = {"model": str(small_onnx), "max_replicas": 2, "num_cpus": 0.8, "target_requests": 1e6}
     args |= {"target_queue_tokens": 1, "upscale_delay_s": 0}
     with ThreadPoolExecutor(CLIENTS) as pool:
         answers = [pool.submit(client) for _ in range(CLIENTS)]
         try:
             serve.run(app(args), name="sbert", route_prefix="/")
-            until(lambda: len(set(replica_processes()) - before) == 2, 120)
+            until(lambda: len(set(replica_processes(cluster)) - before) == 2, 120)
         finally:
             scaled.set()
         assert all(all(future.result()) for future in answers)

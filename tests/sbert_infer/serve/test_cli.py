@@ -30,7 +30,7 @@ def error_of(*arguments: str) -> str:
 def test_help_has_examples_and_every_setting() -> None:
     text = invoke("--help").stdout
     assert "Examples:" in text
-    options = {name.replace("_", "-") for name in Settings.__dataclass_fields__} - {"models", "keys"}
+    options = {name.replace("_", "-") for name in Settings.__dataclass_fields__} - {"models", "keys", "workers"}
     options = (options - {"cors-origins"}) | {"cors-origin", "api-key-file"}
     assert [name for name in options if f"--{name}" not in text] == []
 
