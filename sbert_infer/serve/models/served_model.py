@@ -153,6 +153,7 @@ class Model:
         open_engine = partial(
             AsyncEngine,
             self.path,
+            workers=settings.workers,
             max_batch_tokens=settings.max_batch_tokens,
             max_queue_tokens=settings.max_queue_tokens,
             max_delay_ms=settings.max_delay_ms,

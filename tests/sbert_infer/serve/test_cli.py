@@ -31,7 +31,7 @@ def test_help_has_examples_and_every_setting() -> None:
     text = invoke("--help").stdout
     assert "Examples:" in text
     options = {name.replace("_", "-") for name in Settings.__dataclass_fields__} - {"models", "keys", "admin-keys"}
-    options = (options - {"cors-origins", "allowed-hosts"}) | {"cors-origin", "allowed-host"}
+    options = (options - {"cors-origins", "allowed-hosts", "workers"}) | {"cors-origin", "allowed-host"}
     assert [name for name in options if f"--{name}" not in text] == []
 
 

@@ -1,0 +1,1 @@
+"""sbert-infer inside other systems, each of which must be installed by itself."""
