@@ -90,12 +90,10 @@ class AsyncEngine:
         self._owns = not isinstance(model, BaseEngine)
         artifact = model.artifact if isinstance(model, BaseEngine) else open_artifact(model)
         check_kind(artifact, (ENCODER, RERANKER, SPARSE_ENCODER), "AsyncEngine")
-        opener = Reranker if artifact.manifest.kind == RERANKER else Engine
-        self.engine = (
-            model
-            if isinstance(model, BaseEngine)
-            else opener(artifact, workers=workers, max_batch_tokens=max_batch_tokens)
-        )
+        if not isinstance(model, BaseEngine):
+            opener = Reranker if artifact.manifest.kind == RERANKER else Engine
+            model = opener(artifact, workers=workers, max_batch_tokens=max_batch_tokens)
+        self.engine = model
         self.timeout_s = timeout_s
         self._pipeline, manifest = self.engine.pipeline, artifact.manifest
         # The output of calls that do not ask for fewer dimensions or unit length.
@@ -137,10 +135,9 @@ class AsyncEngine:
         """Encode one text or many, as `Engine.encode` does.
 
         Cancelling drops texts that have not started. Raises `OverloadedError` at once if the queue
-        is full or too long for the timeout, `DeadlineError` after `timeout_s`, `CallTooLargeError`
-        if there are more tokens than the queue holds or than can be done within `timeout_s`,
-        `TextError` if the model fails on one of the texts, and `WorkerError` if it can't run for
-        now.
+        is full or too long for the timeout, `CallTooLargeError` if neither the queue nor the
+        timeout could hold so many tokens, `DeadlineError` after `timeout_s`, `TextError` if the
+        model fails on one of the texts, and `WorkerError` if it can't run for now.
         """
         encoded = await self.encode_counted(
             texts,

@@ -26,7 +26,8 @@ from starlette.types import ASGIApp, Message
 
 from sbert_infer.errors import DeadlineError, EngineError, SbertInferError, WorkerError
 from sbert_infer.serve.app import make_app
-from sbert_infer.serve.http.auth import read_keys
+from sbert_infer.serve.http.auth import Access
+from sbert_infer.serve.http.reloading import Reloading
 from sbert_infer.serve.metrics import Metrics
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.settings import ModelFile, Settings
@@ -145,11 +146,12 @@ class Replica:
     # Ray Serve awaits it, and sends requests only once it has ended.
     async def __init__(self, settings: Settings, key_file: str | None = None) -> None:  # type: ignore[misc]
         if key_file is not None:  # read here, so that keys don't travel through the cluster
-            settings = replace(settings, keys=(*settings.keys, *read_keys(Path(key_file))))
-        metrics = Metrics()
+            settings = replace(settings, api_key_file=Path(key_file))
+        metrics, access = Metrics(), Access(settings)
         self._models = Models(settings, metrics.observer)
         await self._models.open()
-        self._app: ASGIApp = make_app(self._models, settings, metrics)
+        reloading = Reloading(self._models, access, None, settings, metrics)
+        self._app: ASGIApp = make_app(self._models, settings, metrics, access, reloading)
 
     async def http(self, request: HttpRequest) -> HttpResponse:
         """Respond to a request."""
