@@ -103,7 +103,7 @@ def _run(session: Any, gpu: int, inputs: Mapping[str, npt.NDArray[np.int64]], ou
     binding = session.io_binding()
     for name, values in inputs.items():
         where = () if name == "prompt_length" else (_MEMORY, gpu)  # shapes are computed on the host
-        binding.bind_ortvalue_input(name, make(np.ascontiguousarray(values), *where))
+        binding.bind_ortvalue_input(name, make(np.asarray(values, order="C"), *where))
     for name in outputs:
         binding.bind_output(name, _MEMORY, gpu)
     session.run_with_iobinding(binding)

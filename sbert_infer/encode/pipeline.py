@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from itertools import islice
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -253,6 +254,8 @@ class _Run:
             progress(future.result())
         stats = self._stats()
         progress(stats.texts - done)
+        if self._bad and self._pipeline.backend.packer is not None:
+            self._run_alone()
         self._check_finite()
         return Window(self._start, self._collector.result(self._inverse), stats)
 
@@ -267,6 +270,13 @@ class _Run:
         bad = self._collector.put(rows.texts, pipeline.backend.run(batch, self._output.names, alone=alone))
         self._bad += bad.tolist()
         return len(rows.texts)
+
+    def _run_alone(self) -> None:
+        """Run texts without finite vectors once more, each alone: one spoils those in its row."""
+        again, self._bad = self._bad, []
+        for text in again:
+            (rows,) = self._pipeline.cut(self._tokenized.lengths[[text]], self._pipeline.backend.max_batch_tokens)
+            self._run_batch(replace(rows, texts=np.array([text])))
 
     def _budget(self) -> int:
         """Return the tokens per batch: the backend's best, or less to give every worker a share."""

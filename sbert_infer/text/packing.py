@@ -19,8 +19,9 @@ from sbert_infer.types import Shape
 Indices = npt.NDArray[np.int64]
 
 # The cost of starting a batch, in tokens. Kernels of a small batch leave most of a GPU to the other
-# slot's batch, so that it is low. An assumption: not measured on a GPU yet.
+# slots' batches, so that it is low. An assumption: not measured on a GPU yet.
 _BATCH_COST_TOKENS = 128
+_MOST_SEGMENTS = 128
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,11 @@ def work(lengths: Indices, row_lengths: Sequence[int], hidden: int) -> float:
 
 
 def segments_of(length: int) -> int:
-    """The most texts in a row: texts of four tokens, two of which are special, still fill it."""
-    return max(1, length // 4)
+    """The most texts in a row: texts of four tokens, two of which are special, still fill it.
+
+    In a long row, which has shorter ones beside it, more would only cost pooling and copying.
+    """
+    return max(1, min(length // 4, _MOST_SEGMENTS))
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,14 @@ Indices = npt.NDArray[np.int64]
 _LENGTH_MULTIPLE = 8
 _SHORTEST_ROW = 32
 _LONE_ROW = 64  # one row of at most this length is always there, for a text that comes alone
-# Up to three lengths besides the longest, each of which must save this share of the work: every
-# length adds some shapes, which take time to build and memory to keep ready.
-_MOST_SHORTER, _WORTHWHILE = 3, 0.015
+# Up to three lengths besides the longest, each of which must save a share of the work: every length
+# adds some shapes, which take time to build and memory to keep ready. The share is larger if the
+# lengths are only assumed.
+_MOST_SHORTER = 3
+_WORTHWHILE, _WORTHWHILE_IF_ASSUMED = 0.015, 0.03
 _QUANTILES = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0)
 _SAMPLE = 1000  # texts that are packed to compare lengths
-_EDGES = 6  # lengths for texts that can't be packed
+_EDGES = 4  # lengths for texts that can't be packed
 _ROWS_FACTOR = 4  # between the numbers of rows of one length
 # Texts with fewer tokens than this are rare.
 _SHORTEST_TEXT = 8
@@ -53,7 +55,11 @@ def choose_shapes(
         raise ValueError(f"max_batch_tokens must be at least 1, got {max_batch_tokens}")
     longest = -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
     sample = _sample(lengths, longest)
-    chosen = _row_lengths(sample, longest, hidden) if packed else bucket_edges(sample, _EDGES, longest, 8)
+    worthwhile = _WORTHWHILE_IF_ASSUMED if lengths is None else _WORTHWHILE
+    if packed:
+        chosen = _row_lengths(sample, longest, hidden, worthwhile)
+    else:
+        chosen = bucket_edges(sample, _EDGES, longest, _LENGTH_MULTIPLE)
     counts = {length: _row_counts(max(1, max_batch_tokens // length)) for length in chosen}
     if packed and min(chosen) > _LONE_ROW:
         counts = {_LONE_ROW: [1], **counts}
@@ -64,7 +70,7 @@ def choose_shapes(
 
 def _sample(lengths: Indices | None, longest: int) -> Indices:
     """Return lengths that stand for all of them."""
-    if lengths is None or not len(lengths):
+    if lengths is None:
         shortest = min(_SHORTEST_TEXT, longest)
         assumed: Indices = (1 / np.linspace(1 / shortest, 1 / longest, _SAMPLE)).round().astype(np.int64)
         return assumed
@@ -73,8 +79,8 @@ def _sample(lengths: Indices | None, longest: int) -> Indices:
     return chosen
 
 
-def _row_lengths(sample: Indices, longest: int, hidden: int) -> Sequence[int]:
-    """Return `longest` and the shorter lengths that are worth having, ascending.
+def _row_lengths(sample: Indices, longest: int, hidden: int, worthwhile: float) -> Sequence[int]:
+    """Return `longest` and the shorter lengths that each save a `worthwhile` share, ascending.
 
     All choices among powers of two and some of the texts' own lengths are tried: rows as long as a
     text are best if most texts are long, or equally long.
@@ -88,7 +94,7 @@ def _row_lengths(sample: Indices, longest: int, hidden: int) -> Sequence[int]:
         choices = [(*shorter, longest) for shorter in combinations(candidates, count)]
         costs = {choice: work(sample, choice, hidden) for choice in choices}
         cheapest = min(choices, key=costs.__getitem__)
-        if costs[cheapest] < (1 - _WORTHWHILE) * least:
+        if costs[cheapest] < (1 - worthwhile) * least:
             best, least = cheapest, costs[cheapest]
     return best
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from sbert_infer import AsyncEngine, Engine
+from sbert_infer import AsyncEngine, Engine, TextError
+from sbert_infer.backends.base import Batch
 from sbert_infer.types import Shape
 from tests.doubles.backend import FakeBackend, PackingBackend, Vectors
 from tests.models.checkpoints import ODD_TEXTS, TEXTS
@@ -69,6 +71,32 @@ def test_a_prompt_is_left_out_of_pooling(small: Engine) -> None:
     total = (ids * np.arange(1, len(ids) + 1))[pooled].sum()
     expected = np.sin(total + np.arange(32)).astype(np.float32)
     np.testing.assert_array_equal(small.encode(text, prompt=prompt), expected[: small.truncate_dim])
+
+
+class SpoiledRows(PackingBackend):
+    """A text spoils all that share its row, as NaN does in a product with zeros."""
+
+    def __init__(self, culprit: Vectors) -> None:
+        super().__init__(*SHAPES)
+        self.culprit = culprit
+
+    def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> list[Vectors]:
+        assert batch.packing is not None
+        (vectors,) = super().run(batch, outputs)
+        rows = batch.packing.texts // batch.packing.starts.shape[1]
+        bad = rows[(vectors == self.culprit).all(axis=1)]
+        vectors[np.isin(rows, bad)] = np.nan
+        return [vectors]
+
+
+def test_the_text_to_blame_is_named_not_its_neighbours(small: Engine) -> None:
+    use(small, PackingBackend(*SHAPES))
+    texts = [f"{word} text" for word in ("first", "second", "third", "fourth")]
+    small.truncate_dim = None
+    use(small, SpoiledRows(small.encode(texts[2], prompt="")))
+    with pytest.raises(TextError, match=r"NaN or infinity for text 2 \(1 in all\)") as caught:
+        small.encode(texts, prompt="")
+    assert caught.value.index == 2
 
 
 def test_many_callers(small: Engine, padded: Vectors) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -68,8 +69,7 @@ class TensorRTBackend:
             engines = [LoadedEngine(trt, engine, packer.shapes, interface, device, cuda_graphs) for device in devices]
             for loaded in engines:
                 made.callback(loaded.close)
-            # Slots are taken from the end of the list, so the one used last is used again.
-            self._free = [_owned_slot(made, loaded, packer, pooler) for loaded in engines * _SLOTS_PER_DEVICE][::-1]
+            self._free = [_owned_slot(made, loaded, packer, pooler) for loaded in engines * _SLOTS_PER_DEVICE]
             for loaded in engines:
                 loaded.save_kernels()  # those of every shape, which the slots have run
             # If never closed, memory is freed with the object, or when the interpreter exits.
@@ -113,7 +113,12 @@ class TensorRTBackend:
             self._changed.wait_for(lambda: self._free or self._closed)
             if self._closed:
                 raise EngineError(CLOSED)
-            return self._free.pop()
+            return self._free.pop(self._idlest())
+
+    def _idlest(self) -> int:
+        """Return the index of a free slot on the GPU that has most of them."""
+        free = Counter(slot.engine.device for slot in self._free)
+        return max(range(len(self._free)), key=lambda index: free[self._free[index].engine.device])
 
 
 def _check_devices(devices: Sequence[int]) -> None:

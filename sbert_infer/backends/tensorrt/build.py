@@ -23,7 +23,7 @@ from sbert_infer.errors import EngineError
 from sbert_infer.types import Shape
 
 # Part of the cache key: raise it when a change here makes a different TensorRT engine.
-BUILD_VERSION = 2
+BUILD_VERSION = 3
 
 _OLDEST_BF16 = 80
 

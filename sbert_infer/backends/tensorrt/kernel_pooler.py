@@ -14,20 +14,29 @@ class KernelPooler:
 
     def __init__(self, *, normalize: bool, bf16: bool = False) -> None:
         """Make one for token vectors in FP16, or in BF16."""
+        fix = "pip install 'sbert-infer[gpu]'"
         try:
             importlib.import_module("triton")
-            importlib.import_module("torch")
-        except ImportError as error:
-            fix = "pip install 'sbert-infer[gpu]'"
+            torch = importlib.import_module("torch")
+        except (ImportError, OSError) as error:  # an OSError if one of its libraries does not load
+            what = f"{error.name} is missing" if isinstance(error, ImportError) and error.name else str(error)
+            raise EngineError(f"pooling by the kernel needs torch and Triton, {what}: {fix}") from error
+        if not torch.cuda.is_available():
             raise EngineError(
-                f"pooling by the kernel needs torch and Triton, {error.name} is missing: {fix}"
-            ) from error
+                f"pooling by the kernel needs a torch that can use this GPU, {torch.__version__} can't: {fix}"
+            )
         self.normalize, self.bf16 = normalize, bf16
 
     def __call__(
         self, memory: PooledMemory, shape: tuple[int, int, int], longest: int, device: int, stream: int
     ) -> None:
         """Queue the pooling on `stream`, as `Pooler` says."""
+        try:
+            self._pool(memory, shape, longest, device, stream)
+        except Exception as error:  # whatever torch and Triton raise, a missing C compiler for one
+            raise EngineError(f"the pooling kernel can't run on cuda:{device}: {error}") from error
+
+    def _pool(self, memory: PooledMemory, shape: tuple[int, int, int], longest: int, device: int, stream: int) -> None:
         import torch
 
         from sbert_infer.kernels.mean_pool import mean_pool_spans

@@ -98,7 +98,7 @@ class Slot:
         self._send(dict(zip(INPUTS, (batch.ids, packing.segments, packing.positions, starts, ends), strict=True)))
         context.enqueue()
         if self._pooler is None:
-            return self._receive(packing.starts.size)[packing.texts]
+            return self._receive(int(packing.texts.max()) + 1)[packing.texts]
         shape, longest = (batch.ids.size, len(packing.texts), self.engine.interface.dim), int((ends - starts).max())
         buffers = (self.output, self.inputs["starts"], self.inputs["ends"], self._vectors)
         memory = PooledMemory(*(buffer.pointer for buffer in buffers))

@@ -245,7 +245,9 @@ def test_a_kernel_that_is_not_installed_is_noticed_on_opening(
     machine: Machine, make_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(FITS, pooling="kernel")
-    assert opened(plan) == ("tensorrt engine for GPU A on [0]", [])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.cuda.is_available", lambda: True)
+        assert opened(plan) == ("tensorrt engine for GPU A on [0]", [])
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(EngineError, match="triton is missing"):
         opened(plan, strict=True)

@@ -243,6 +243,15 @@ def test_every_gpu_is_used(lab: Callable[..., Lab]) -> None:
     assert sorted(devices) == [0, 0, 2, 2]
 
 
+def test_no_gpu_idles_while_another_has_two_batches(lab: Callable[..., Lab]) -> None:
+    there = lab(gpus=2)
+    backend = there.open(devices=(0, 1))
+    taken = [backend._take() for _ in range(6)]
+    backend._free.extend(sorted(taken, key=lambda slot: slot.engine.device))  # one GPU's came back first
+    assert {backend._take().engine.device for _ in range(2)} == {0, 1}
+    backend._free.extend(slot for slot in taken if slot not in backend._free)
+
+
 @pytest.mark.parametrize("devices", [(), (1,), (0, 0), (-1,)])
 def test_gpus_that_are_not_there(lab: Callable[..., Lab], devices: tuple[int, ...]) -> None:
     with pytest.raises(EngineError, match=rf"among 0 to 0, got {re.escape(str(list(devices)))}"):

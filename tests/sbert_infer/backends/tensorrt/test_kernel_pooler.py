@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from sbert_infer import EngineError
 from sbert_infer.backends.tensorrt import kernel_pooler
 from sbert_infer.backends.tensorrt.kernel_pooler import KernelPooler
 from sbert_infer.backends.tensorrt.slot import PooledMemory
@@ -30,6 +31,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         used.append(external)
         yield
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(kernel_pooler, "_tensor", tensor)
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, device: (handle, device))
     monkeypatch.setattr(torch.cuda, "stream", stream)
@@ -57,3 +59,20 @@ def test_vectors_land_in_the_engines_memory(streams: list[Any], normalize: bool,
 def test_memory_is_described_as_others_want_it() -> None:
     described = kernel_pooler._DeviceArray(0x7000, (2, 3, 4), "<f2").__cuda_array_interface__
     assert described == {"data": (0x7000, False), "shape": (2, 3, 4), "typestr": "<f2", "version": 3}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this torch can use a GPU")
+def test_a_torch_that_can_not_use_the_gpu_is_noticed_on_opening() -> None:
+    with pytest.raises(EngineError, match=r"needs a torch that can use this GPU, .* can't: pip install"):
+        KernelPooler(normalize=True)
+
+
+def test_what_torch_raises_is_an_error_of_ours(streams: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr("sbert_infer.kernels.mean_pool.mean_pool_spans", fail)
+    numbers = np.zeros(16, np.int64)
+    memory = PooledMemory(*[numbers.ctypes.data] * 4)
+    with pytest.raises(EngineError, match="the pooling kernel can't run on cuda:0: Failed to find C compiler"):
+        KernelPooler(normalize=True)(memory, (1, 1, 16), longest=1, device=0, stream=0)
