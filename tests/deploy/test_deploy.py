@@ -26,7 +26,7 @@ DOCKERFILES = ("Dockerfile", "Dockerfile.gpu")
 KUBERNETES = sorted((DEPLOY / "kubernetes").rglob("*.yaml"))
 # Labels that Prometheus and its operator add, and that of histograms.
 ADDED_LABELS = {"instance", "job", "namespace", "pod", "le"}
-KEY = "a key"
+KEY, ADMIN_KEY = "a key", "an admin key"
 
 
 def load(path: str) -> Any:
@@ -45,9 +45,11 @@ def container() -> Any:
 
 @pytest.fixture(scope="module")
 def server(export_checkpoint: Callable[..., Path]) -> Iterator[Running]:
-    running = start(Settings(models=(ModelFile(export_checkpoint("bert")),), port=0, keys=(KEY,)))
+    settings = Settings(models=(ModelFile(export_checkpoint("bert")),), port=0, keys=(KEY,), admin_keys=(ADMIN_KEY,))
+    running = start(settings)
     running.post("/embed", {"inputs": "a text"})
-    running.post("/admin/reload", {})
+    admin = {"authorization": f"Bearer {ADMIN_KEY}"}
+    assert running.client.post("/admin/reload", headers=admin).is_success
     yield running
     running.stop()
 

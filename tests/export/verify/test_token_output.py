@@ -95,7 +95,7 @@ def test_token_vectors_over_http(exported: tuple[Path, Path]) -> None:
     running = start(Settings((ModelFile(path, "tokens"),), port=0))
     try:
         answer = running.post("/embed_all", {"inputs": TEXTS, "truncate": True})
-        refused = running.post("/embed_all", {"inputs": ["short", "long " * 99]})
+        refused = running.post("/embed_all", {"inputs": ["short", "long " * 99], "truncate": False})
         ask = {"inputs": [TEXTS[0] + " long" * 99], "truncate": True, "truncation_direction": "left"}
         end = running.post("/embed_all", ask).json()[0]
     finally:

@@ -116,6 +116,10 @@ def test_a_gzip_bomb_takes_no_memory(small_bodies: Running) -> None:
         ({"content-type": "application/vnd.api+json"}, 200),
         ({"content-type": "application/x-www-form-urlencoded"}, 415),
         ({"content-type": "text/plain"}, 415),
+        ({"content-type": "text/plain", "authorization": "Bearer key"}, 415),
+        ({"authorization": "Bearer key"}, 200),  # which a page of another site can't send without asking
+        ({"api-key": "key"}, 200),
+        ({"authorization": "Basic OmtleQ=="}, 415),
         ({"content-type": "application/jsonlines"}, 415),
         ({**JSON, "content-encoding": "identity"}, 200),
         ({**JSON, "content-encoding": "br"}, 415),

@@ -220,5 +220,6 @@ def test_azures_path_names_the_model(server: Running) -> None:
     assert response.json() == embed(server).json()
     wrong = server.post("/openai/deployments/other/embeddings", body)
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (404, "model_not_found")
-    broken = server.client.post("/openai/deployments/small/embeddings", content=b"{")
+    json_type = {"content-type": "application/json"}
+    broken = server.client.post("/openai/deployments/small/embeddings", content=b"{", headers=json_type)
     assert broken.json()["error"]["code"] == "invalid_json"
