@@ -2,8 +2,7 @@
 
 Two torch custom operators, `sbert_infer::mean_pool` and `sbert_infer::mean_pool_spans`:
 torch.compile and torch.export see each as one node. On CUDA and ROCm they run the Triton kernels,
-elsewhere the
-plain torch of reference.py.
+elsewhere the plain torch of reference.py.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.manifest import RERANKER, Artifact, Manifest, check_kind
 from sbert_infer.backends.base import Backend
 from sbert_infer.backends.devices import Device
-from sbert_infer.backends.select import BackendOptions, open_backend
+from sbert_infer.backends.select import BackendOptions, PassedOver, open_backend
 from sbert_infer.encode.options import EncodeOptions
 from sbert_infer.encode.output import EncodeStats, Output, Window
 from sbert_infer.encode.pipeline import Pipeline, Progress, no_progress
@@ -42,6 +42,7 @@ class BaseEngine:
         workers: int | None = None,
         threads: int | None = None,
         max_batch_tokens: int | None = None,
+        passed_over: PassedOver = lambda choice, why: None,
     ) -> None:
         """Open the artifact at `path`.
 
@@ -56,6 +57,8 @@ class BaseEngine:
             threads: cores that share one batch; 1 by default, which is fastest for many texts.
             max_batch_tokens: tokens that run together, padding included; by default, what is
                 fastest on the backend.
+            passed_over: called with the name of each better way to run a plan that is not taken,
+                and why.
 
         """
         check_on_truncate(on_truncate)
@@ -71,7 +74,7 @@ class BaseEngine:
         self.last_stats = EncodeStats()
         self.model_card_data = EvaluationMetrics()
         self.artifact: Artifact = artifact
-        self._options = BackendOptions(device, strict, workers, threads, max_batch_tokens)
+        self._options = BackendOptions(device, strict, workers, threads, max_batch_tokens, passed_over=passed_over)
         self._pipeline: Pipeline | None = Pipeline(
             _load_tokenizer(artifact, manifest.max_length, manifest.truncation_side),
             open_backend(artifact, self._options),

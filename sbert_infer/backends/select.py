@@ -36,10 +36,14 @@ from sbert_infer.errors import EngineError, warn
 from sbert_infer.text.packing import Packer
 
 # The choices, as `BackendOptions.passed_over` names them.
+READY = "a TensorRT engine that is ready"
 _GPU = "a GPU"
-_READY = "a TensorRT engine that is ready"
 _TENSORRT = "TensorRT"
 _CUDA = "onnxruntime on the GPU"
+
+# Called with each better choice that is not taken, and why, in that order; with `READY` before a
+# TensorRT engine is built.
+PassedOver = Callable[[str, str], object]
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +59,7 @@ class BackendOptions:
     max_batch_tokens: int | None = None
     cuda_graphs: bool = True
     build: bool = True  # build a TensorRT engine if none fits; else raise `WouldBuildError`
-    # Called with each better choice that was not taken, and why, in that order.
-    passed_over: Callable[[str, str], object] = lambda choice, why: None
+    passed_over: PassedOver = lambda choice, why: None
 
 
 class WouldBuildError(EngineError):
@@ -157,7 +160,7 @@ def _tensorrt(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tup
         except LoadError as error:
             forget(key)
             why = str(error)
-    options.passed_over(_READY, why)
+    options.passed_over(READY, why)
     if options.strict:
         raise EngineError(f"{why}; one would have to be built")
     if not options.build:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sbert_infer import __version__
+from sbert_infer.backends.select import READY
 from sbert_infer.doctor.machine import Machine
 from sbert_infer.doctor.packages import Packages
 from sbert_infer.doctor.problems import Problem, find_problems
@@ -18,14 +20,14 @@ SCHEMA = 1  # raise it when a key is renamed or removed
 
 def make_report(machine: Machine, packages: Packages, artifact: dict[str, Any] | None) -> dict[str, Any]:
     """Put together what was found. It names neither the user's folders nor the machine."""
-    found = find_problems(machine, packages)
+    found = [*find_problems(machine, packages), *_of_artifact(machine, artifact)]
     report = {
         "schema": SCHEMA,
         "sbert_infer": __version__,
         "machine": asdict(machine),
         "packages": {name: asdict(package) for name, package in packages.found.items()},
         "onnxruntimes": list(packages.onnxruntimes),
-        "problems": [_entry(problem) for problem in found if not problem.note] + _of_artifact(machine, artifact),
+        "problems": [_entry(problem) for problem in found if not problem.note],
         "notes": [_entry(problem) for problem in found if problem.note],
         "artifact": artifact,
     }
@@ -36,26 +38,37 @@ def _entry(problem: Problem) -> dict[str, str]:
     return {name: value for name, value in asdict(problem).items() if name != "note"}
 
 
-def _of_artifact(machine: Machine, artifact: dict[str, Any] | None) -> list[dict[str, str]]:
-    """Return what is wrong with an artifact: it does not open, gives wrong vectors, or is slow."""
+def _of_artifact(machine: Machine, artifact: dict[str, Any] | None) -> Iterator[Problem]:
+    """Yield what is wrong with an artifact: it does not open, gives wrong vectors, or is slow."""
     if artifact is None:
-        return []
-    name, problems = artifact["file"], []
-    if artifact["error"]:
-        what, _, command = artifact["error"].rpartition(": ")
-        what, cure = (what, command) if command.startswith("pip ") else (artifact["error"], "as the message says")
-        problems.append(Problem("artifact", f"{name}: {what}", "it can't be used", cure))
+        return
+    name = artifact["file"]
     for check in (artifact["run"] or {}).get("checks", []):
         if not check["passed"]:
             what = f"{name}: it is not true that {check['name']}"
             cure = "export it again; if that does not help, report it with the output of sbert-doctor --json"
-            problems.append(Problem("wrong-vectors", what, "its results can't be trusted", cure))
-    if machine.driver_problem is None and artifact["passed_over"] and name.endswith(".plan"):
-        worst = artifact["passed_over"][0]
-        what = f"{name} does not run with {worst['choice']}: {worst['why']}"
+            yield Problem("wrong-vectors", what, "its results can't be trusted", cure)
+    if artifact["error"]:
+        what, _, command = artifact["error"].rpartition(": ")
+        what, cure = (what, command) if command.startswith("pip ") else (artifact["error"], "as the message says")
+        yield Problem("artifact", f"{name}: {what}", "it can't be used", cure)
+    elif machine.driver_problem is None and artifact["passed_over"] and name.endswith(".plan"):
+        yield _passed_over(artifact)
+
+
+def _passed_over(artifact: dict[str, Any]) -> Problem:
+    """Return why a plan does not run better. An engine that is built here is as good as another."""
+    name, passed = artifact["file"], artifact["passed_over"]
+    if slower := [each for each in passed if each["choice"] != READY]:
+        what = f"{name} does not run with {slower[0]['choice']}: {slower[0]['why']}"
         cure = "as the reason says, or export it on this machine: sbert-export MODEL --fp16"
-        problems.append(Problem("not-the-best", what, "it runs slower, or starts later, than it could", cure))
-    return [_entry(problem) for problem in problems]
+        return Problem("not-the-best", what, "it runs slower than it could", cure)
+    what = f"{name} brings no TensorRT engine that is ready for this GPU: {passed[0]['why']}"
+    if artifact["run"]:
+        follows, cure = "one was built and cached", "nothing is left to do on this machine"
+    else:
+        follows, cure = "one is built at first use, which may take minutes", f"build it now: sbert-doctor --run {name}"
+    return Problem("not-ready", what, follows, cure, note=True)
 
 
 def _without_private(value: Any) -> Any:

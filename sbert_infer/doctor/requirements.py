@@ -10,6 +10,11 @@ from sbert_infer.errors import EngineError
 # CUDA -> pins. What torch requires of CUDA's libraries, onnxruntime-gpu finds and uses, too. On
 # PyPI, the last versions for CUDA 12 are torch 2.10, with which cuda-bindings 12.9.4 and triton 3.6
 # go, and onnxruntime-gpu 1.26. Newer ones than 1.23 of that need Python 3.11.
+#
+# The development environment has those that constraints.txt has, too: torch 2.13 (for CPUs), its
+# triton, cuda-bindings 13.5 and tensorrt-rtx-cu13. The others are listed on PyPI, but neither list
+# was installed as a whole: tensorrt-cu12, tensorrt-cu13, tensorrt-rtx-cu12, onnxruntime-gpu, and
+# all else for CUDA 12 are not part of any environment that tests run in.
 _PINS: Mapping[int, Mapping[str, str]] = {
     12: {
         "torch": "2.10.0",

@@ -11,8 +11,10 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
+import click
 import numpy as np
 import numpy.typing as npt
 
@@ -20,7 +22,7 @@ from sbert_infer import Engine, Reranker
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, Artifact
 from sbert_infer.artifact.plan_file import Plan
-from sbert_infer.backends.select import BackendOptions, WouldBuildError, open_backend
+from sbert_infer.backends.select import READY, BackendOptions, WouldBuildError, open_backend
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.doctor.packages import end_of_process
 from sbert_infer.errors import SbertInferError
@@ -31,18 +33,29 @@ _MIN_COSINE = 0.999  # of a vector made alone to the same one made in a batch; F
 _SPEED_S = 1.0
 _MOST_TEXTS = 16384
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from sbert_infer.doctor.trial import main; main()"
+_NEWS = "news: "  # begins a line of that process which is meant for the user
 
 Rows = list[npt.NDArray[np.float32]]
 
 
 def try_in_process(path: Path, device: str | None, run: bool) -> dict[str, Any]:
-    """Call `try_artifact` in another process; if that crashes, say so."""
+    """Call `try_artifact` in another process; if that crashes, say so.
+
+    What takes minutes there is announced on stderr.
+    """
     command = [sys.executable, "-c", _START, json.dumps(sys.path), str(path), device or "", "run" if run else ""]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)  # noqa: S603
-    if done.returncode == 0:
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return answer
-    return {**_nothing(path), "error": end_of_process(done.returncode, done.stderr)}
+    text: dict[str, Any] = {"encoding": "utf-8", "errors": "replace"}
+    with TemporaryFile("w+", **text) as errors:  # a pipe that is read only at the end could fill up
+        last = ""
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, **text) as process:  # noqa: S603
+            for last in process.stdout or ():
+                if last.startswith(_NEWS):
+                    click.echo(last.removeprefix(_NEWS), err=True, nl=False)
+        if process.returncode == 0:
+            answer: dict[str, Any] = json.loads(last)
+            return answer
+        errors.seek(0)
+        return {**_nothing(path), "error": end_of_process(process.returncode, errors.read())}
 
 
 def main() -> None:
@@ -53,20 +66,28 @@ def main() -> None:
 
 def try_artifact(path: Path, device: str | None = None, run: bool = False) -> dict[str, Any]:
     """Return what would run the artifact, and why nothing better; with `run`, also run it."""
-    result, passed_over = _nothing(path), []
-    options = BackendOptions(
-        device, build=run, passed_over=lambda choice, why: passed_over.append({"choice": choice, "why": why})
-    )
+    result = _nothing(path)
+    passed_over: list[dict[str, str]] = []
+
+    def pass_over(choice: str, why: str) -> None:
+        passed_over.append({"choice": choice, "why": why})
+        if choice == READY and run:
+            print(f"\n{_NEWS}building a TensorRT engine for this GPU, which may take minutes", flush=True)
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they say what `passed_over` says
             artifact = open_artifact(path)
             result |= _describe(artifact)
-            result["uses"] = _choose(artifact, options)
+            if run:
+                opener = Reranker if artifact.manifest.kind == RERANKER else Engine
+                with opener(artifact, device=device, on_truncate="ignore", passed_over=pass_over) as engine:
+                    result["uses"] = engine.info["backend"]
+                    result["run"] = _run(engine)
+            else:
+                result["uses"] = _choose(artifact, BackendOptions(device, build=False, passed_over=pass_over))
             if cuda.driver_problem() and not isinstance(artifact, Plan):
                 passed_over.clear()  # an ONNX file has no better choice than the CPU where there is no GPU
-            if run:
-                result["run"] = _run(artifact, device)
     except (SbertInferError, ValueError, OSError) as error:
         result["error"] = " ".join(str(error).split())
     return {**result, "passed_over": passed_over}
@@ -94,14 +115,12 @@ def _choose(artifact: Artifact, options: BackendOptions) -> str:
         backend.close()
 
 
-def _run(artifact: Artifact, device: str | None) -> dict[str, Any]:
-    opener = Reranker if artifact.manifest.kind == RERANKER else Engine
-    with opener(artifact.path, device=device, on_truncate="ignore") as engine:
-        texts = [_text(length, length) for length in _LENGTHS]
-        together = _encode(engine, texts)
-        alone = [row for text in texts for row in _encode(engine, [text])]
-        unit = artifact.manifest.kind == ENCODER and artifact.manifest.normalized
-        return {"checks": _checks(together, alone, unit), **_speed(engine)}
+def _run(engine: Engine | Reranker) -> dict[str, Any]:
+    texts = [_text(length, length) for length in _LENGTHS]
+    together = _encode(engine, texts)
+    alone = [row for text in texts for row in _encode(engine, [text])]
+    unit = engine.manifest.kind == ENCODER and engine.manifest.normalized
+    return {"checks": _checks(together, alone, unit), **_speed(engine)}
 
 
 def _text(words: int, number: int) -> str:

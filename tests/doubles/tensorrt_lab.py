@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,14 @@ import onnxruntime
 import pytest
 
 from sbert_infer.artifact.manifest import SENTENCE, TOKENS
+from sbert_infer.artifact.plan_file import open_plan
 from sbert_infer.backends.base import Batch, Packing
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.backend import TensorRTBackend
+from sbert_infer.backends.tensorrt.build import BuiltEngine
 from sbert_infer.backends.tensorrt.loaded_engine import Interface, LoadedEngine
 from sbert_infer.backends.tensorrt.tensors import INPUTS, input_shape
+from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.text.packing import Packer
 from sbert_infer.types import Shape
 from tests.doubles.cuda import REAL_CUDA, DoubleRuntime, Machine, double_driver
@@ -40,6 +45,22 @@ class Lab:
         monkeypatch.setattr(cuda, "_runtime", lambda: runtime)
         monkeypatch.setattr(cuda, "_load_driver", lambda: driver)
         self.opened: list[TensorRTBackend | LoadedEngine | Bench] = []
+        self.built = 0  # TensorRT engines
+        self._monkeypatch = monkeypatch
+
+    def install(self, plan: Path, *, rtx: bool = False) -> None:
+        """Let `Engine` find doubles of GPUs and of TensorRT for this plan, and build with them.
+
+        What it builds runs the plan's own model, on onnxruntime.
+        """
+
+        def build(trt: TensorRT, model: bytes, shapes: Sequence[Shape], **how: object) -> BuiltEngine:
+            self.built += 1
+            return BuiltEngine(MAGIC + model, b"")
+
+        trt = double_tensorrt(self.machine, open_plan(plan).rows.shapes, rtx=rtx)
+        self._monkeypatch.setattr("sbert_infer.backends.select.installed", lambda: [trt])
+        self._monkeypatch.setattr("sbert_infer.backends.tensorrt.build_cache.build_engine", build)
 
     def load(
         self,

@@ -16,8 +16,8 @@ from sbert_infer import Engine, EngineError, SbertInferWarning
 from sbert_infer.artifact.plan_file import CPU_GRAPH, MODEL, Plan, open_plan
 from sbert_infer.backends.onnxruntime_session import PlanModel, open_session
 from sbert_infer.backends.tensorrt import cuda
-from sbert_infer.backends.tensorrt.build import BuiltEngine
 from tests.models.checkpoints import ODD_TEXTS, TEXTS
+from tests.models.full_rows import fillings, run_in_shape, texts_of
 from tests.models.graphs import cosine
 
 ALL_TEXTS = [*TEXTS, *ODD_TEXTS]
@@ -77,18 +77,9 @@ def test_an_onnx_model_is_refused_on_a_gpu_that_is_not_there(small_onnx: Path) -
 
 
 @pytest.mark.parametrize("rtx", [False, True], ids=["tensorrt", "rtx"])
-def test_on_a_double_of_a_gpu(
-    rtx: bool, small_plan: Path, small_reference: Any, lab: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_double_of_a_gpu(rtx: bool, small_plan: Path, small_reference: Any, lab: Callable[..., Any]) -> None:
     """All of the path is real but TensorRT and CUDA: the plan's own model runs on onnxruntime."""
-    from tests.doubles.tensorrt import MAGIC, double_tensorrt
-
-    trt = double_tensorrt(lab().machine, open_plan(small_plan).rows.shapes, rtx=rtx)
-    monkeypatch.setattr("sbert_infer.backends.select.installed", lambda: [trt])
-    monkeypatch.setattr(
-        "sbert_infer.backends.tensorrt.build_cache.build_engine",
-        lambda trt, model, shapes, **_: BuiltEngine(MAGIC + model, b""),
-    )
+    lab().install(small_plan, rtx=rtx)
     with pytest.warns(SbertInferWarning, match="one was built"):
         engine = Engine(small_plan, on_truncate="ignore")
     with engine:
@@ -98,6 +89,30 @@ def test_on_a_double_of_a_gpu(
             assert cosine(vectors, small_reference.encode(ALL_TEXTS, prompt=prompt)).min() >= 0.9995
             alone = np.stack([engine.encode(text, prompt=prompt) for text in ALL_TEXTS])
             assert cosine(vectors, alone).min() >= 0.99999
+
+
+def test_every_shape_on_a_double_of_a_gpu(small_plan: Path, small_reference: Any, lab: Callable[..., Any]) -> None:
+    """The test of every shape on a real GPU, in the same steps."""
+    lab().install(small_plan)
+    with pytest.warns(SbertInferWarning, match="one was built"):
+        engine = Engine(small_plan)
+    with engine:
+        for shape in open_plan(small_plan).rows.shapes:
+            for texts in fillings(shape, engine.max_seq_length):
+                vectors = run_in_shape(engine, shape, texts)
+                expected = small_reference.encode(texts, prompt="")
+                assert cosine(vectors, expected).min() >= 0.9995
+                if len(texts) > 1:  # vectors of other texts would be noticed
+                    assert cosine(vectors, np.roll(expected, 1, axis=0)).max() < 0.9995
+
+
+def test_texts_that_fill_rows_are_as_long_as_they_should_be_and_differ(engine: Engine) -> None:
+    for length, count in ((3, 16), (4, 256), (8, 4096), (64, 300), (250, 9)):
+        texts = texts_of(length, count)
+        assert len(set(texts)) == count
+        assert set(engine.pipeline.tokenizer(texts).lengths.tolist()) == {length}
+    with pytest.raises(ValueError, match="no 17 different texts of 3 tokens"):
+        texts_of(3, 17)
 
 
 def test_weights_are_stored_once(small_plan: Path) -> None:

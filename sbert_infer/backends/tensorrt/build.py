@@ -181,7 +181,7 @@ class _Build:
         module = self.trt.module
         config = self.made(self.builder.create_builder_config())
         config.progress_monitor = self.monitor
-        config.max_aux_streams = 0  # two batches already run at once; more streams would only compete
+        config.max_aux_streams = 0  # the slots' batches already run at once; more streams would only compete
         if self.trt.user_allocation:
             config.set_flag(module.BuilderFlag.REQUIRE_USER_ALLOCATION)
         if target is not None:

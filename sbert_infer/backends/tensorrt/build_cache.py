@@ -37,7 +37,7 @@ def cache_folder() -> Path:
 
 
 def engine_key(*parts: object) -> str:
-    """Return a name for all that an engine depends on: model, runtime, version, GPU, profiles."""
+    """Return a name for all that an engine depends on: model, runtime, version, GPU, shapes."""
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
 
 

@@ -11,9 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from sbert_infer.backends.select import READY
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.doctor import cli, trial
 from sbert_infer.doctor.machine import look_at_machine
@@ -277,6 +279,75 @@ def test_a_plan_that_could_run_better_is_a_problem_only_where_there_is_a_gpu() -
     for problem, names in (("there is no NVIDIA driver", []), (None, ["not-the-best"])):
         found = make_report(replace(machine, driver_problem=problem), packages, plan)["problems"]
         assert [each["name"] for each in found if each["name"] == "not-the-best"] == names
+
+
+def test_an_engine_that_is_built_here_is_no_problem(
+    small_plan: Path, lab: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = lab()
+    there.install(small_plan)
+    machine = replace(look_at_machine(), driver_problem=None)
+    packages = look_at_packages()
+
+    def look(run: bool) -> tuple[dict[str, Any], list[str], list[str]]:
+        found = make_report(machine, packages, trial.try_artifact(small_plan, run=run))
+        assert found["artifact"]["error"] is None
+        assert "not-the-best" not in cures(found)
+        notes = [note["consequence"] for note in found["notes"] if note["name"] == "not-ready"]
+        news = [line for line in capsys.readouterr().out.splitlines() if line.startswith("news: ")]
+        return found["artifact"], notes, news
+
+    artifact, notes, news = look(run=False)
+    assert artifact["uses"] == "TensorRT, with an engine that is built at first use (minutes) and cached"
+    assert (notes, news) == (["one is built at first use, which may take minutes"], [])
+    artifact, notes, news = look(run=True)
+    assert "cuda:0" in artifact["uses"]
+    assert all(check["passed"] for check in artifact["run"]["checks"])
+    assert (notes, len(news)) == (["one was built and cached"], 1)
+    assert there.built == 1
+    assert [call[0] for call in there.machine.calls].count("deserialize_cuda_engine") == 1  # opened once
+    for run in (False, True):  # from the cache
+        _, notes, news = look(run)
+        assert (notes, news) == ([], [])
+    assert there.built == 1
+
+
+def test_what_takes_minutes_is_announced_when_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other process ends only when its line was passed on."""
+    seen = tmp_path / "seen"
+    code = f"""
+import pathlib, sys, time
+print("something else")
+print("news: this may take minutes", flush=True)
+print("e" * 10**6, file=sys.stderr)
+for _ in range(600):
+    if pathlib.Path({str(seen)!r}).exists():
+        print('{{"uses": "TensorRT"}}')
+        sys.exit(0)
+    time.sleep(0.05)
+sys.exit("nobody has seen it")
+"""
+    echo = click.echo
+
+    def see(*args: Any, **options: Any) -> None:
+        echo(*args, **options)
+        seen.touch()
+
+    monkeypatch.setattr(trial, "_START", code)
+    monkeypatch.setattr(click, "echo", see)
+    assert trial.try_in_process(Path("model.plan"), None, run=True) == {"uses": "TensorRT"}
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "this may take minutes\n")
+
+
+def test_the_best_way_that_failed_is_named_and_not_the_engine_that_was_not_ready() -> None:
+    passed = [{"choice": READY, "why": "it holds none"}, {"choice": "TensorRT", "why": "building failed"}]
+    plan = trial._nothing(Path("model.plan")) | {"uses": "onnxruntime", "passed_over": passed}
+    found = make_report(replace(look_at_machine(), driver_problem=None), look_at_packages(), plan)["problems"]
+    whats = [problem["what"] for problem in found if problem["name"] == "not-the-best"]
+    assert whats == ["model.plan does not run with TensorRT: building failed"]
 
 
 def test_wrong_vectors_are_noticed(small_onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import pytest
 from sbert_infer import Engine
 from sbert_infer.artifact.plan_file import open_plan
 from sbert_infer.backends.select import BackendOptions, open_backend
+from tests.models.full_rows import fillings, run_in_shape, texts_of
 from tests.models.graphs import cosine
 
 pytestmark = pytest.mark.gpu
@@ -43,18 +44,11 @@ def plan(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export_plan(minilm_path, tmp_path_factory.mktemp("plan") / "minilm.plan")
 
 
-def texts_of(length: int, count: int) -> list[str]:
-    """Return different texts of `length` tokens each, the two special ones included."""
-    words = ["a", "one", "two", "red", "sea", "sun", "dog", "cat"]
-    return [" ".join(words[(row + at * (row + 1)) % 8] for at in range(length - 2)) for row in range(count)]
-
-
 def test_every_shape(plan: Path, minilm: Any) -> None:
     with Engine(plan, strict=True) as engine:
         for shape in open_plan(plan).rows.shapes:
-            for length in (shape.length - 1, shape.length, shape.length // 3):
-                texts = texts_of(max(3, min(length, engine.max_seq_length)), shape.rows * 2)
-                assert cosine(engine.encode(texts), minilm.encode(texts)).min() >= MIN_COSINE
+            for texts in fillings(shape, engine.max_seq_length):
+                assert cosine(run_in_shape(engine, shape, texts), minilm.encode(texts)).min() >= MIN_COSINE
 
 
 def test_alone_or_in_a_batch(plan: Path) -> None:
@@ -100,12 +94,16 @@ def test_memory_does_not_grow(plan: Path) -> None:
         return int(available)
 
     with Engine(plan, strict=True) as engine:
-        for length in range(3, 250, 7):  # each shape at least once
-            for count in (1, 3, 17):
-                engine.encode(texts_of(length, count))
+
+        def run_every_shape() -> None:
+            for shape in open_plan(plan).rows.shapes:
+                for texts in fillings(shape, engine.max_seq_length):
+                    run_in_shape(engine, shape, texts)
+
+        run_every_shape()
         before = free()
-        for length in range(3, 250, 5):
-            engine.encode(texts_of(length, 11))
+        for _ in range(10):
+            run_every_shape()
         assert before - free() < 64 * 2**20
 
 
