@@ -62,11 +62,21 @@ class PackedReference(nn.Module):
         """
         if not self._first_position:
             return position_ids
-        columns, pad = torch.arange(input_ids.shape[1]), self._first_position - 1
+        pad = self._first_position - 1
         is_pad = input_ids == pad
-        earlier = self.segments.together.squeeze(1) & (columns < columns.unsqueeze(1))  # [rows, length, length]
-        skipped = (earlier & is_pad.unsqueeze(1)).to(torch.float32).sum(dim=2).to(torch.int64)
-        return torch.where(is_pad, pad, position_ids + self._first_position - skipped)
+        return torch.where(is_pad, pad, position_ids + self._first_position - count_before(is_pad, position_ids))
+
+
+def count_before(marked: Tensor, position_ids: Tensor) -> Tensor:
+    """For each token, how many of its segment before it are `marked` [rows, length].
+
+    A sum along the row, less what it was at the segment's first column: comparing every token with
+    every other would take memory with the square of the length.
+    """
+    ones = marked.to(torch.int32)
+    before = ones.cumsum(dim=1, dtype=torch.int32) - ones
+    first = torch.arange(marked.shape[1]) - position_ids
+    return (before - before.gather(1, first)).to(torch.int64)
 
 
 def pool(

@@ -17,6 +17,7 @@ from sbert_infer.backends.tensorrt.build import build_engine
 from sbert_infer.backends.tensorrt.versions import load as load_tensorrt
 from sbert_infer.errors import ParityError
 from sbert_infer.export.checkpoint.reader import read_checkpoint
+from sbert_infer.export.checkpoint.transformer import first_position
 from sbert_infer.export.graph.trace import OPSET
 from sbert_infer.export.precision import fp16 as half_module
 from sbert_infer.export.precision.fp16 import to_half
@@ -112,11 +113,20 @@ def test_standard_operators_and_fp16_weights(half: Half) -> None:
     assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", OPSET)]
     assert not model.functions
     assert len(nodes(model, "Softmax")) == LAYERS
-    assert not nodes(model, "GatherND", "ScatterND", "CumSum")
+    assert not nodes(model, "GatherND", "ScatterND")
+    assert len(nodes(model, "CumSum")) == (first_position(half.reference.encoder.config) > 0)
     assert all(tensor.raw_data for tensor in model.graph.initializer)
     matrices = [t for t in model.graph.initializer if len(t.dims) == 2 and t.data_type in (FLOAT, FLOAT16)]
     assert {t.data_type for t in matrices if min(t.dims) > 1} == {FLOAT16}
     assert b"site-packages" not in half.content
+
+
+def test_only_attention_compares_every_pair_of_tokens(half: Half) -> None:
+    """Its scores have heads, [rows, heads, length, length], and its mask has one for all heads."""
+    graph = onnx.shape_inference.infer_shapes(half.model).graph
+    dims = [[dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in graph.value_info]
+    assert ["rows", "", "length", "length"] in dims  # the scores: so shapes are known
+    assert ["rows", "length", "length"] not in dims
 
 
 def test_no_number_is_too_large_for_fp16(half: Half) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sbert_infer.export.checkpoint.modules import PoolingSpec
-from sbert_infer.export.reference.packed import pool
+from sbert_infer.export.reference.packed import count_before, pool
 from sbert_infer.export.reference.pooling import Pooling
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
@@ -68,3 +68,17 @@ def test_a_text_with_nothing_to_pool_gives_zeros() -> None:
     pooled = pool(MODES, torch.ones(1, 6, WIDTH), **inputs, longest=LONGEST)
     assert not pooled[0, 0].any()
     assert pooled[0, 1].any()
+
+
+@given(all_rows, st.integers(0, 3), st.integers(0, 1000))
+def test_marked_tokens_are_counted_within_their_text(rows: list[list[tuple[int, int]]], gap: int, seed: int) -> None:
+    length = max(sum(tokens for tokens, _ in members) for members in rows) + gap
+    marked = torch.rand(len(rows), length, generator=torch.Generator().manual_seed(seed)) < 0.3
+    found = count_before(marked, packed(rows, length)["position_ids"])
+    for row, members in enumerate(rows):
+        start = 0
+        for count, _ in members:
+            expected = [int(marked[row, start : start + place].sum()) for place in range(count)]
+            assert found[row, start : start + count].tolist() == expected
+            start += count
+        assert not found[row, start:].any()  # where nothing is
