@@ -100,14 +100,23 @@ def pool(
         if mode == "max":
             highest = _running_max(tokens, segment_ids, inside.any(dim=1), longest)
             pooled.append(_weighted_mean(highest, inside & (columns == last)))
-        elif mode in ("cls", "lasttoken"):
-            pooled.append(_weighted_mean(tokens, inside & (columns == (first if mode == "cls" else last))))
+        elif mode == "cls":  # a text that is all prompt has its first token's vector, as if padded
+            begin = torch.where(first > last, _begins(segment_ids, position_ids, starts), columns == first)
+            pooled.append(_weighted_mean(tokens, begin))
+        elif mode == "lasttoken":
+            pooled.append(_weighted_mean(tokens, inside & (columns == last)))
         elif mode == "weightedmean":  # the first token of the text weighs 1, the second 2, and so on
             pooled.append(_weighted_mean(tokens, inside * (position_ids + 1).unsqueeze(1)))
         else:
             size = (ends - starts).unsqueeze(2).to(torch.float32)
             pooled.append(_weighted_mean(tokens, inside) * (size.sqrt() if mode == "mean_sqrt_len" else 1.0))
     return torch.cat(pooled, dim=-1)
+
+
+def _begins(segment_ids: Tensor, position_ids: Tensor, starts: Tensor) -> Tensor:
+    """Where each segment has its first token, [rows, segments, length]."""
+    numbers = torch.arange(1, starts.shape[1] + 1).unsqueeze(1)
+    return (segment_ids.unsqueeze(1) == numbers) & (position_ids.unsqueeze(1) == 0)
 
 
 def _weighted_mean(tokens: Tensor, weights: Tensor) -> Tensor:
