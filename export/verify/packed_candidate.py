@@ -18,6 +18,7 @@ from sbert_infer.export.verify.candidate import Ids, Vectors
 from sbert_infer.export.verify.parity import cosine
 from sbert_infer.export.verify.probe_texts import SENTENCES
 from sbert_infer.text.packing import PackedRows, pack_rows
+from sbert_infer.text.shapes import row_length
 from sbert_infer.text.tokenizer import Tokenizer
 from sbert_infer.types import Shape
 
@@ -55,11 +56,12 @@ class PackedCandidate:
         return self.encode(texts)
 
     def _pack(self, lengths: Ids) -> list[PackedRows]:
-        """Rows that fit the texts, up to the model's limit: a session takes any shape."""
+        """Rows that fit the texts, up to a plan's longest: a session takes any shape."""
         limit, length, segments = self._reference.checkpoint.max_length, max(1, int(lengths.max())), 1
         if self._packed:
             length, segments = max(length, min(limit, int(lengths.sum()))), len(lengths)
-        return pack_rows(lengths, [Shape(rows, length, segments) for rows in _ROWS], hidden=limit)
+        shapes = [Shape(rows, row_length(length), segments) for rows in _ROWS]
+        return pack_rows(lengths, shapes, hidden=limit)
 
     def _run(self, batch: Batch) -> Vectors:
         assert batch.packing is not None  # noqa: S101  # as `packed_batch` makes it

@@ -51,7 +51,7 @@ def choose_shapes(
     """
     if max_batch_tokens < 1:
         raise ValueError(f"max_batch_tokens must be at least 1, got {max_batch_tokens}")
-    longest = -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+    longest = row_length(longest)
     sample = _sample(lengths, longest)
     chosen = _row_lengths(sample, longest, hidden) if packed else bucket_edges(sample, _EDGES, longest, 8)
     counts = {length: _row_counts(max(1, max_batch_tokens // length)) for length in chosen}
@@ -60,6 +60,16 @@ def choose_shapes(
     return tuple(
         Shape(rows, length, segments_of(length) if packed else 1) for length in counts for rows in counts[length]
     )
+
+
+def row_length(tokens: int) -> int:
+    """Return the length of the shortest row for a text of so many tokens.
+
+    >>> row_length(61)
+    64
+
+    """
+    return -(-tokens // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
 
 
 def _sample(lengths: Indices | None, longest: int) -> Indices:

@@ -26,6 +26,7 @@ from sbert_infer.export.verify.candidate import open_half
 from sbert_infer.export.verify.fp16_emulation import emulate_half
 from sbert_infer.export.verify.packed_candidate import PackedCandidate, can_pack
 from sbert_infer.export.verify.parity import MIN_COSINE, compare, cosine, expect
+from sbert_infer.text.shapes import choose_shapes
 from sbert_infer.types import Shape
 from tests.export.cases import CASES
 from tests.export.precision.half import Half
@@ -81,6 +82,23 @@ def test_a_vector_does_not_depend_on_its_row(half: Half) -> None:
     for vectors in (together, others[-2::-1]):
         assert cosine(vectors, alone).min() > 1 - 1e-6
         np.testing.assert_allclose(vectors, alone, rtol=0, atol=2e-3 * np.abs(alone).max())
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *NEWER])
+def test_rows_longer_than_the_longest_text(family: str, half_of: HalfOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows have a multiple of 8 tokens, also if the model's limit is none."""
+    half = half_of(family, max_length=13)
+    session, lengths = open_half(half.content), []
+    run = session.run
+
+    def watch(outputs: list[str], inputs: dict[str, Array]) -> Any:
+        lengths.append(inputs["input_ids"].shape[1])
+        return run(outputs, inputs)
+
+    monkeypatch.setattr(session, "run", watch)
+    expected = expect(half.reference, [" ".join(TEXTS), *TEXTS])
+    compare(PackedCandidate(session, half.reference, packed=True), expected, MIN_COSINE["fp16"])
+    assert max(lengths) == choose_shapes(None, 13, WIDTH, 64)[-1].length == 16
 
 
 def test_runs_in_plain_onnxruntime(half: Half) -> None:

@@ -15,7 +15,7 @@ from sbert_infer.export.reference.pooling import Pooling
 MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 WIDTH, LONGEST = 5, 16
 
-# Each row is a list of texts: tokens, and how many are the prompt's, which may be cut with the text.
+# Each row is a list of texts: tokens, and how many are the prompt's, which may be cut with them.
 texts = st.tuples(st.integers(1, LONGEST), st.integers(0, LONGEST))
 all_rows = st.lists(st.lists(texts, max_size=5), min_size=1, max_size=3).filter(any)
 
