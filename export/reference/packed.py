@@ -101,8 +101,8 @@ def pool(
             highest = _running_max(tokens, segment_ids, inside.any(dim=1), longest)
             pooled.append(_weighted_mean(highest, inside & (columns == last)))
         elif mode == "cls":  # a text that is all prompt has its first token's vector, as if padded
-            begin = torch.where(first > last, _begins(segment_ids, position_ids, starts), columns == first)
-            pooled.append(_weighted_mean(tokens, begin))
+            all_prompt = (first > last) & _begins(segment_ids, position_ids, starts)
+            pooled.append(_weighted_mean(tokens, inside & (columns == first) | all_prompt))
         elif mode == "lasttoken":
             pooled.append(_weighted_mean(tokens, inside & (columns == last)))
         elif mode == "weightedmean":  # the first token of the text weighs 1, the second 2, and so on

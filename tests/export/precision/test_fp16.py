@@ -101,6 +101,18 @@ def test_rows_longer_than_the_longest_text(family: str, half_of: HalfOf, monkeyp
     assert max(lengths) == choose_shapes(None, 13, WIDTH, 64)[-1].length == 16
 
 
+def test_cls_of_texts_that_are_all_prompt(half_of: HalfOf) -> None:
+    """Nothing is left to pool, and their vector is that of their first token."""
+    session = open_half(half_of("roberta", pooling=("cls",)).content)
+    rows = {"input_ids": [5, 6, 7, 8, 9], "segment_ids": [1, 1, 1, 2, 2], "position_ids": [0, 1, 2, 0, 1]}
+    inputs = {name: np.array([row]) for name, row in rows.items()}
+    ends = np.array([[3, 5]])
+    (whole,) = session.run(["sentence_embedding"], {**inputs, "starts": np.array([[0, 3]]), "ends": ends})
+    (nothing,) = session.run(["sentence_embedding"], {**inputs, "starts": ends, "ends": ends})
+    assert np.abs(whole[0, 0] - whole[0, 1]).max() > 0.01
+    np.testing.assert_array_equal(nothing, whole)
+
+
 def test_runs_in_plain_onnxruntime(half: Half) -> None:
     candidate = PackedCandidate(open_session(half.model), half.reference, packed=True)
     vectors, expected = candidate.encode(ALL_TEXTS), half.reference.encode(ALL_TEXTS)
