@@ -231,6 +231,15 @@ def test_pooling_that_the_kernel_can_not_do(make_checkpoint: MakeCheckpoint) -> 
     assert "cls pooling" in refused(path, *SHORT, "--target", "none", "--pooling", "kernel")
 
 
+def test_the_kernel_leaves_out_prompts(make_checkpoint: MakeCheckpoint) -> None:
+    """It is told which tokens to pool, so a model that pools without its prompt can use it."""
+    path = make_checkpoint(include_prompt=False, prompts={"query": "Find this: "})
+    result = invoke(path, *SHORT, "--target", "none", "--pooling", "kernel")
+    assert result.exit_code == 0, result.output
+    plan = open_plan(Path("tiny-bert.plan"))
+    assert (plan.pooling, plan.manifest.include_prompt) == ("kernel", False)
+
+
 @pytest.mark.usefixtures("traced")
 def test_a_model_that_is_too_large(make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_export, "MAX_PROTOBUF_BYTES", 1000)
