@@ -33,7 +33,7 @@ from sbert_infer.export.precision.cuda_graph import make_cuda_graph
 from sbert_infer.export.precision.fp16 import to_half
 from sbert_infer.export.precision.fp16_range import refuse_overflow
 from sbert_infer.export.verify.candidate import Candidate, EngineCandidate, GraphCandidate, open_half
-from sbert_infer.export.verify.packed_candidate import PackedCandidate, can_pack
+from sbert_infer.export.verify.packed_candidate import MIN_SAME, PackedCandidate, cosine_among_others
 from sbert_infer.export.verify.parity import MIN_COSINE, Certificate, Expected, compare, refusing_failures
 from sbert_infer.export.write import MAX_PROTOBUF_BYTES, check_free, weight_bytes
 from sbert_infer.text.shapes import choose_shapes
@@ -111,8 +111,9 @@ class PlanWriter:
         """Compare the graphs, their rounding emulated, before engines are built from one."""
         with refusing_failures():
             session = open_half(graphs.model)
-            packed = can_pack(session, model.reference)
-        rows = self._choose_rows(model, graphs, packed)
+            same = cosine_among_others(session, model.reference)
+        packed = same >= MIN_SAME[self._options.precision]
+        rows = self._choose_rows(model, graphs, same, packed=packed)
         candidates: list[Candidate] = [PackedCandidate(session, model.reference, packed=packed)]
         if graphs.cuda is not None:
             whole = inline_weights(graphs.cuda, {MODEL: graphs.model}).SerializeToString()
@@ -123,13 +124,14 @@ class PlanWriter:
             found = [compare(candidate, model.expected, self._threshold, progress) for candidate in candidates]
         return rows, found[0]
 
-    def _choose_rows(self, model: SentenceEncoder, graphs: _Graphs, packed: bool) -> PackedRowsModel:
-        """Choose the shapes that run on a GPU, and say so if texts can't be packed."""
+    def _choose_rows(self, model: SentenceEncoder, graphs: _Graphs, same: float, *, packed: bool) -> PackedRowsModel:
+        """Choose the shapes that run on a GPU, and say so if texts can't be packed, and why."""
         config: Any = model.reference.encoder.config
         longest, most = model.draft.max_length, self._options.max_batch_tokens
         shapes = choose_shapes(_lengths(model, self._options), longest, config.hidden_size, most, packed=packed)
         lengths = ", ".join(map(str, sorted({shape.length for shape in shapes})))
-        each = "packed" if packed else "one text in each, since this model's texts can't share a row"
+        alone = f"one text in each, since this model's texts can't share a row: cosine {same:.6f} to the text alone"
+        each = "packed" if packed else alone
         with self._step("rows", f"of {lengths} tokens, {each}", 0):
             return PackedRowsModel(graphs.inputs, config.hidden_size, shapes)
 

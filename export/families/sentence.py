@@ -56,8 +56,7 @@ class SentenceEncoder(Family):
             what = f"{checkpoint.name} is a table of static embeddings, with no layers to compute: export it without"
             raise ExportError(f"{what} --{'fp16' if self.options.fp16 else 'int8'}")
         odd = [type(spec).__name__ for spec in checkpoint.modules if not isinstance(spec, PoolingSpec | NormalizeSpec)]
-        unlike = checkpoint.pooling.modes != ("mean",) or not checkpoint.pooling.include_prompt or odd
-        if self.options.pooling == "kernel" and unlike:
+        if self.options.pooling == "kernel" and (checkpoint.pooling.modes != ("mean",) or odd):
             has = ", ".join(["+".join(checkpoint.pooling.modes) + " pooling", *odd])
             raise ExportError(f"--pooling kernel takes the mean and normalises, but {checkpoint.name} has {has}")
 

@@ -24,6 +24,7 @@ from sbert_infer.export.graph.fuse import fuse
 from sbert_infer.export.graph.operators import fused_operators, plain_operators
 from sbert_infer.export.reference.bge_m3 import TokenHeads
 from sbert_infer.export.reference.encoder import Encoder, Reference
+from sbert_infer.text.shapes import row_length
 
 OPSET = 18  # the newest whose graphs onnxscript's fusions for onnxruntime recognise
 
@@ -131,7 +132,7 @@ def trace_packed(module: nn.Module, checkpoint: Checkpoint) -> ir.Model:
     Inputs that the model makes no use of, such as positions where they are relative, are left out.
     """
     rows, segments = torch.export.Dim("rows"), torch.export.Dim("segments")
-    length = torch.export.Dim("length", max=checkpoint.max_length)
+    length = torch.export.Dim("length", max=row_length(checkpoint.max_length))
     # Two texts in each row, the first of one token and the second of two.
     values = {"input_ids": [1, 1, 1], "segment_ids": [1, 2, 2], "position_ids": [0, 0, 1], "starts": [0, 1]}
     inputs = {name: torch.tensor([row, row]) for name, row in {**values, "ends": [1, 3]}.items()}

@@ -62,11 +62,21 @@ class PackedReference(nn.Module):
         """
         if not self._first_position:
             return position_ids
-        columns, pad = torch.arange(input_ids.shape[1]), self._first_position - 1
+        pad = self._first_position - 1
         is_pad = input_ids == pad
-        earlier = self.segments.together.squeeze(1) & (columns < columns.unsqueeze(1))  # [rows, length, length]
-        skipped = (earlier & is_pad.unsqueeze(1)).to(torch.float32).sum(dim=2).to(torch.int64)
-        return torch.where(is_pad, pad, position_ids + self._first_position - skipped)
+        return torch.where(is_pad, pad, position_ids + self._first_position - count_before(is_pad, position_ids))
+
+
+def count_before(marked: Tensor, position_ids: Tensor) -> Tensor:
+    """For each token, how many of its segment before it are `marked` [rows, length].
+
+    A sum along the row, less what it was at the segment's first column: comparing every token with
+    every other would take memory with the square of the length.
+    """
+    ones = marked.to(torch.int32)
+    before = ones.cumsum(dim=1, dtype=torch.int32) - ones
+    first = torch.arange(marked.shape[1]) - position_ids
+    return (before - before.gather(1, first)).to(torch.int64)
 
 
 def pool(
@@ -90,14 +100,23 @@ def pool(
         if mode == "max":
             highest = _running_max(tokens, segment_ids, inside.any(dim=1), longest)
             pooled.append(_weighted_mean(highest, inside & (columns == last)))
-        elif mode in ("cls", "lasttoken"):
-            pooled.append(_weighted_mean(tokens, inside & (columns == (first if mode == "cls" else last))))
+        elif mode == "cls":  # a text that is all prompt has its first token's vector, as if padded
+            all_prompt = (first > last) & _begins(segment_ids, position_ids, starts)
+            pooled.append(_weighted_mean(tokens, inside & (columns == first) | all_prompt))
+        elif mode == "lasttoken":
+            pooled.append(_weighted_mean(tokens, inside & (columns == last)))
         elif mode == "weightedmean":  # the first token of the text weighs 1, the second 2, and so on
             pooled.append(_weighted_mean(tokens, inside * (position_ids + 1).unsqueeze(1)))
         else:
             size = (ends - starts).unsqueeze(2).to(torch.float32)
             pooled.append(_weighted_mean(tokens, inside) * (size.sqrt() if mode == "mean_sqrt_len" else 1.0))
     return torch.cat(pooled, dim=-1)
+
+
+def _begins(segment_ids: Tensor, position_ids: Tensor, starts: Tensor) -> Tensor:
+    """Where each segment has its first token, [rows, segments, length]."""
+    numbers = torch.arange(1, starts.shape[1] + 1).unsqueeze(1)
+    return (segment_ids.unsqueeze(1) == numbers) & (position_ids.unsqueeze(1) == 0)
 
 
 def _weighted_mean(tokens: Tensor, weights: Tensor) -> Tensor:

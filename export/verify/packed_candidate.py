@@ -18,12 +18,13 @@ from sbert_infer.export.verify.candidate import Ids, Vectors
 from sbert_infer.export.verify.parity import cosine
 from sbert_infer.export.verify.probe_texts import SENTENCES
 from sbert_infer.text.packing import PackedRows, pack_rows
+from sbert_infer.text.shapes import row_length
 from sbert_infer.text.tokenizer import Tokenizer
 from sbert_infer.types import Shape
 
 _ROWS = (1, 3)  # that run at once
-# Alone and among others, a text has the same vector but for rounding, in FP16 and in BF16.
-_SAME = 0.9999
+# Alone and among others, a text has the same vector but for rounding, which is coarser in BF16.
+MIN_SAME = {"fp16": 0.9999, "bf16": 0.999}
 
 
 class PackedCandidate:
@@ -55,11 +56,12 @@ class PackedCandidate:
         return self.encode(texts)
 
     def _pack(self, lengths: Ids) -> list[PackedRows]:
-        """Rows that fit the texts, up to the model's limit: a session takes any shape."""
+        """Rows that fit the texts, up to a plan's longest: a session takes any shape."""
         limit, length, segments = self._reference.checkpoint.max_length, max(1, int(lengths.max())), 1
         if self._packed:
             length, segments = max(length, min(limit, int(lengths.sum()))), len(lengths)
-        return pack_rows(lengths, [Shape(rows, length, segments) for rows in _ROWS], hidden=limit)
+        shapes = [Shape(rows, row_length(length), segments) for rows in _ROWS]
+        return pack_rows(lengths, shapes, hidden=limit)
 
     def _run(self, batch: Batch) -> Vectors:
         assert batch.packing is not None  # noqa: S101  # as `packed_batch` makes it
@@ -71,16 +73,16 @@ class PackedCandidate:
         return output.reshape(-1, output.shape[2])[batch.packing.texts]  # from [rows, segments, dim]
 
 
-def can_pack(session: Any, reference: Reference) -> bool:
-    """Whether texts that share rows have the vectors that they have alone.
+def cosine_among_others(session: Any, reference: Reference) -> float:
+    """The lowest cosine of a text's vector alone to its vector among others in its row.
 
-    They have not if a layer other than attention mixes tokens, if attention does not heed the
-    segments, or if positions can't be given; code of a checkpoint's own may do any of that.
+    It is below `MIN_SAME` if a layer other than attention mixes tokens, if attention does not heed
+    the segments, or if positions can't be given; code of a checkpoint's own may do any of that.
     """
     texts = ["a", "?", *SENTENCES[:6]]
     alone = PackedCandidate(session, reference, packed=False).encode(texts)
     together = PackedCandidate(session, reference, packed=True).encode(texts)
-    return bool(cosine(alone, together).min() >= _SAME)
+    return float(cosine(alone, together).min())
 
 
 def packed_inputs(ids: Ids, packing: Packing) -> dict[str, Ids]:

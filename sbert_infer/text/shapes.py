@@ -53,7 +53,7 @@ def choose_shapes(
     """
     if max_batch_tokens < 1:
         raise ValueError(f"max_batch_tokens must be at least 1, got {max_batch_tokens}")
-    longest = -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+    longest = row_length(longest)
     sample = _sample(lengths, longest)
     worthwhile = _WORTHWHILE_IF_ASSUMED if lengths is None else _WORTHWHILE
     if packed:
@@ -66,6 +66,16 @@ def choose_shapes(
     return tuple(
         Shape(rows, length, segments_of(length) if packed else 1) for length in counts for rows in counts[length]
     )
+
+
+def row_length(tokens: int) -> int:
+    """Return the length of the shortest row for a text of so many tokens.
+
+    >>> row_length(61)
+    64
+
+    """
+    return -(-tokens // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
 
 
 def _sample(lengths: Indices | None, longest: int) -> Indices:

@@ -170,6 +170,19 @@ def test_a_plan_in_bf16(make_checkpoint: MakeCheckpoint) -> None:
     assert "bf16" in invoke("--inspect", "tiny-bert.plan").stdout
 
 
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize(("precision", "packed"), [((), False), (("--bf16",), True)])
+def test_rounding_among_others_is_judged_by_precision(
+    precision: tuple[str, ...], packed: bool, make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_export, "cosine_among_others", lambda *_: 0.99951)
+    result = invoke(make_checkpoint(), *SHORT, *precision, "--target", "none")
+    assert result.exit_code == 0, result.output
+    assert ("cosine 0.999510" in result.stderr) == (not packed)
+    assert ("tokens, packed" in result.stderr) == packed
+    assert {shape.segments > 1 for shape in open_plan(Path("tiny-bert.plan")).rows.shapes} == {packed}
+
+
 def test_a_model_beyond_fp16_is_exported_to_bf16(copy_checkpoint: MakeCheckpoint) -> None:
     path = copy_checkpoint("t5")
     weights = load_file(path / "model.safetensors")
@@ -216,6 +229,15 @@ def test_pooling_by_the_kernel(make_checkpoint: MakeCheckpoint, monkeypatch: pyt
 def test_pooling_that_the_kernel_can_not_do(make_checkpoint: MakeCheckpoint) -> None:
     path = make_checkpoint(pooling=("cls",))
     assert "cls pooling" in refused(path, *SHORT, "--target", "none", "--pooling", "kernel")
+
+
+def test_the_kernel_leaves_out_prompts(make_checkpoint: MakeCheckpoint) -> None:
+    """It is told which tokens to pool, so a model that pools without its prompt can use it."""
+    path = make_checkpoint(include_prompt=False, prompts={"query": "Find this: "})
+    result = invoke(path, *SHORT, "--target", "none", "--pooling", "kernel")
+    assert result.exit_code == 0, result.output
+    plan = open_plan(Path("tiny-bert.plan"))
+    assert (plan.pooling, plan.manifest.include_prompt) == ("kernel", False)
 
 
 @pytest.mark.usefixtures("traced")

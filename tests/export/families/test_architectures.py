@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -284,7 +285,10 @@ def test_own_code_that_does_not_know_of_packed_rows(own_code: Path, tmp_path: Pa
     export(own_code, tmp_path / "new.plan", ExportOptions(fp16=True, targets=[], trust_remote_code=True), step=step)
     shapes = open_plan(tmp_path / "new.plan").rows.shapes
     assert {shape.segments for shape in shapes} == {1}
-    assert any("this model's texts can't share a row" in detail for detail in steps)
+    (rows,) = (detail for detail in steps if detail.startswith("rows"))
+    found = re.search(r"this model's texts can't share a row: cosine (\S+) to the text alone$", rows)
+    assert found is not None
+    assert -1 <= float(found[1]) < 0.9999
 
 
 @pytest.mark.parametrize(("key", "value"), [("n_embd", 48), ("n_layer", 4), ("rotary_emb_base", 10_000)])

@@ -17,14 +17,16 @@ from sbert_infer.backends.tensorrt.build import build_engine
 from sbert_infer.backends.tensorrt.versions import load as load_tensorrt
 from sbert_infer.errors import ParityError
 from sbert_infer.export.checkpoint.reader import read_checkpoint
+from sbert_infer.export.checkpoint.transformer import first_position
 from sbert_infer.export.graph.trace import OPSET
 from sbert_infer.export.precision import fp16 as half_module
 from sbert_infer.export.precision.fp16 import to_half
 from sbert_infer.export.reference.encoder import Reference, load_reference
 from sbert_infer.export.verify.candidate import open_half
 from sbert_infer.export.verify.fp16_emulation import emulate_half
-from sbert_infer.export.verify.packed_candidate import PackedCandidate, can_pack
+from sbert_infer.export.verify.packed_candidate import MIN_SAME, PackedCandidate, cosine_among_others
 from sbert_infer.export.verify.parity import MIN_COSINE, compare, cosine, expect
+from sbert_infer.text.shapes import choose_shapes
 from sbert_infer.types import Shape
 from tests.export.cases import CASES
 from tests.export.precision.half import Half
@@ -72,7 +74,7 @@ def test_parity_alone_in_mixed_rows_and_with_prompts(half: Half) -> None:
 def test_a_vector_does_not_depend_on_its_row(half: Half) -> None:
     """Many short texts share a row; whatever else is in it changes but the rounding of sums."""
     session = open_half(half.content)
-    assert can_pack(session, half.reference)
+    assert cosine_among_others(session, half.reference) >= MIN_SAME["fp16"]
     candidate = PackedCandidate(session, half.reference, packed=True)
     texts = [word for text in TEXTS for word in text.split()]
     together, others = candidate.encode(texts), candidate.encode([*reversed(texts), SPELLED_OUT])
@@ -80,6 +82,35 @@ def test_a_vector_does_not_depend_on_its_row(half: Half) -> None:
     for vectors in (together, others[-2::-1]):
         assert cosine(vectors, alone).min() > 1 - 1e-6
         np.testing.assert_allclose(vectors, alone, rtol=0, atol=2e-3 * np.abs(alone).max())
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *NEWER])
+def test_rows_longer_than_the_longest_text(family: str, half_of: HalfOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows have a multiple of 8 tokens, also if the model's limit is none."""
+    half = half_of(family, max_length=13)
+    session, lengths = open_half(half.content), []
+    run = session.run
+
+    def watch(outputs: list[str], inputs: dict[str, Array]) -> Any:
+        lengths.append(inputs["input_ids"].shape[1])
+        return run(outputs, inputs)
+
+    monkeypatch.setattr(session, "run", watch)
+    expected = expect(half.reference, [" ".join(TEXTS), *TEXTS])
+    compare(PackedCandidate(session, half.reference, packed=True), expected, MIN_COSINE["fp16"])
+    assert max(lengths) == choose_shapes(None, 13, WIDTH, 64)[-1].length == 16
+
+
+def test_cls_of_texts_that_are_all_prompt(half_of: HalfOf) -> None:
+    """Nothing is left to pool, and their vector is that of their first token."""
+    session = open_half(half_of("roberta", pooling=("cls",)).content)
+    rows = {"input_ids": [5, 6, 7, 8, 9], "segment_ids": [1, 1, 1, 2, 2], "position_ids": [0, 1, 2, 0, 1]}
+    inputs = {name: np.array([row]) for name, row in rows.items()}
+    ends = np.array([[3, 5]])
+    (whole,) = session.run(["sentence_embedding"], {**inputs, "starts": np.array([[0, 3]]), "ends": ends})
+    (nothing,) = session.run(["sentence_embedding"], {**inputs, "starts": ends, "ends": ends})
+    assert np.abs(whole[0, 0] - whole[0, 1]).max() > 0.01
+    np.testing.assert_array_equal(nothing, whole)
 
 
 def test_runs_in_plain_onnxruntime(half: Half) -> None:
@@ -112,11 +143,20 @@ def test_standard_operators_and_fp16_weights(half: Half) -> None:
     assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", OPSET)]
     assert not model.functions
     assert len(nodes(model, "Softmax")) == LAYERS
-    assert not nodes(model, "GatherND", "ScatterND", "CumSum")
+    assert not nodes(model, "GatherND", "ScatterND")
+    assert len(nodes(model, "CumSum")) == (first_position(half.reference.encoder.config) > 0)
     assert all(tensor.raw_data for tensor in model.graph.initializer)
     matrices = [t for t in model.graph.initializer if len(t.dims) == 2 and t.data_type in (FLOAT, FLOAT16)]
     assert {t.data_type for t in matrices if min(t.dims) > 1} == {FLOAT16}
     assert b"site-packages" not in half.content
+
+
+def test_only_attention_compares_every_pair_of_tokens(half: Half) -> None:
+    """Its scores have heads, [rows, heads, length, length], and its mask has one for all heads."""
+    graph = onnx.shape_inference.infer_shapes(half.model).graph
+    dims = [[dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in graph.value_info]
+    assert ["rows", "", "length", "length"] in dims  # the scores: so shapes are known
+    assert ["rows", "length", "length"] not in dims
 
 
 def test_no_number_is_too_large_for_fp16(half: Half) -> None:
@@ -197,7 +237,9 @@ def test_bf16(family: str, half_of: HalfOf) -> None:
     types = {tensor.data_type for tensor in model.graph.initializer if len(tensor.dims) == 2 and min(tensor.dims) > 1}
     assert types == {onnx.TensorProto.BFLOAT16}
     assert [value.type.tensor_type.elem_type for value in model.graph.output] == [FLOAT, onnx.TensorProto.BFLOAT16]
-    candidate = PackedCandidate(open_half(half.content), half.reference, packed=True)
+    session = open_half(half.content)
+    assert cosine_among_others(session, half.reference) >= MIN_SAME["bf16"]
+    candidate = PackedCandidate(session, half.reference, packed=True)
     certificate = compare(candidate, expect(half.reference, ALL_TEXTS), MIN_COSINE["bf16"])
     assert MIN_COSINE["bf16"] < certificate.min_cosine < 1 - 1e-6  # coarser than FP16
 

@@ -31,9 +31,9 @@ SHAPES = (Shape(1, 64, 16), Shape(8, 64, 16))
 # The most launches of a pass on any target, as found; a pass that needs more has lost a fusion.
 LAUNCHES = {
     "bert": 27,
-    "roberta": 27,
+    "roberta": 29,
     "distilbert": 27,
-    "mpnet": 27,
+    "mpnet": 29,
     "albert": 28,
     "electra": 28,
     "modernbert": 29,

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sbert_infer.export.checkpoint.modules import PoolingSpec
-from sbert_infer.export.reference.packed import pool
+from sbert_infer.export.reference.packed import count_before, pool
 from sbert_infer.export.reference.pooling import Pooling
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 WIDTH, LONGEST = 5, 16
 
-# Each row is a list of texts: tokens, and how many of them are the prompt's.
-texts = st.tuples(st.integers(1, LONGEST), st.integers(0, LONGEST - 1)).map(lambda text: (text[0], text[1] % text[0]))
+# Each row is a list of texts: tokens, and how many are the prompt's, which may be cut with them.
+texts = st.tuples(st.integers(1, LONGEST), st.integers(0, LONGEST))
 all_rows = st.lists(st.lists(texts, max_size=5), min_size=1, max_size=3).filter(any)
 
 
@@ -30,7 +30,7 @@ def packed(rows: list[list[tuple[int, int]]], length: int) -> dict[str, Tensor]:
         for number, (tokens, prompt) in enumerate(members):
             start, end = end, end + tokens
             ids[row, start:end], positions[row, start:end] = number + 1, torch.arange(tokens)
-            starts[row, number], ends[row, number] = start + prompt, end
+            starts[row, number], ends[row, number] = min(start + prompt, end), end
     return {"segment_ids": ids, "position_ids": positions, "starts": starts, "ends": ends}
 
 
@@ -63,8 +63,23 @@ def test_long_texts_in_16_bits(dtype: torch.dtype, mode: str) -> None:
     torch.testing.assert_close(found, exact.float(), rtol=2 * torch.finfo(dtype).eps, atol=0)
 
 
-def test_a_text_with_nothing_to_pool_gives_zeros() -> None:
-    inputs = packed([[(4, 4), (2, 0)]], 6)
-    pooled = pool(MODES, torch.ones(1, 6, WIDTH), **inputs, longest=LONGEST)
-    assert not pooled[0, 0].any()
-    assert pooled[0, 1].any()
+def test_a_text_without_tokens_gives_zeros() -> None:
+    """An empty one of a model without special tokens; not a vector of the text before it."""
+    pooled = pool(MODES, torch.ones(1, 6, WIDTH), **packed([[(4, 0), (0, 0), (2, 0)]], 6), longest=LONGEST)
+    assert not pooled[0, 1].any()
+    assert pooled[0, 0].all()
+    assert pooled[0, 2].all()
+
+
+@given(all_rows, st.integers(0, 3), st.integers(0, 1000))
+def test_marked_tokens_are_counted_within_their_text(rows: list[list[tuple[int, int]]], gap: int, seed: int) -> None:
+    length = max(sum(tokens for tokens, _ in members) for members in rows) + gap
+    marked = torch.rand(len(rows), length, generator=torch.Generator().manual_seed(seed)) < 0.3
+    found = count_before(marked, packed(rows, length)["position_ids"])
+    for row, members in enumerate(rows):
+        start = 0
+        for count, _ in members:
+            expected = [int(marked[row, start : start + place].sum()) for place in range(count)]
+            assert found[row, start : start + count].tolist() == expected
+            start += count
+        assert not found[row, start:].any()  # where nothing is
