@@ -9,7 +9,8 @@ import numpy as np
 import onnxruntime
 
 from sbert_infer.artifact.manifest import SENTENCE
-from sbert_infer.backends.base import Batch, Packing
+from sbert_infer.backends.base import Batch
+from sbert_infer.backends.tensorrt.tensors import packed_inputs
 from sbert_infer.encode.pipeline import packed_batch
 from sbert_infer.errors import EngineError
 from sbert_infer.export.checkpoint.transformer import plain_tokenizer_json
@@ -65,7 +66,7 @@ class PackedCandidate:
 
     def _run(self, batch: Batch) -> Vectors:
         assert batch.packing is not None  # noqa: S101  # as `packed_batch` makes it
-        every = packed_inputs(batch.ids, batch.packing)
+        every = packed_inputs(batch)
         try:
             output: Vectors = self._session.run([SENTENCE], {name: every[name] for name in self._inputs})[0]
         except Exception as error:  # onnxruntime's own exceptions share no base class
@@ -83,14 +84,3 @@ def cosine_among_others(session: Any, reference: Reference) -> float:
     alone = PackedCandidate(session, reference, packed=False).encode(texts)
     together = PackedCandidate(session, reference, packed=True).encode(texts)
     return float(cosine(alone, together).min())
-
-
-def packed_inputs(ids: Ids, packing: Packing) -> dict[str, Ids]:
-    """The inputs of a plan's graph, by name."""
-    return {
-        "input_ids": ids,
-        "segment_ids": packing.segments,
-        "position_ids": packing.positions,
-        "starts": packing.starts,
-        "ends": packing.ends,
-    }

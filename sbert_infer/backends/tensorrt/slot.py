@@ -18,7 +18,7 @@ import numpy.typing as npt
 from sbert_infer.backends.base import Array, Batch, Packing
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.loaded_engine import LoadedEngine
-from sbert_infer.backends.tensorrt.tensors import INPUTS, SPANS, input_shape
+from sbert_infer.backends.tensorrt.tensors import SPANS, input_shape, packed_inputs
 from sbert_infer.errors import EngineError, warn
 from sbert_infer.types import Shape
 
@@ -94,23 +94,19 @@ class Slot:
     def _run(self, context: _FixedContext, batch: Batch) -> Array:
         packing = batch.packing
         assert packing is not None  # noqa: S101  # the backend has checked it
-        starts, ends = self._spans(batch, packing)
-        self._send(dict(zip(INPUTS, (batch.ids, packing.segments, packing.positions, starts, ends), strict=True)))
-        context.enqueue()
+        inputs = packed_inputs(batch)
         if self._pooler is None:
+            self._send(inputs)
+            context.enqueue()
             return self._receive(int(packing.texts.max()) + 1)[packing.texts]
+        starts, ends = _spans(batch, packing)
+        self._send({**inputs, "starts": starts, "ends": ends})
+        context.enqueue()
         shape, longest = (batch.ids.size, len(packing.texts), self.engine.interface.dim), int((ends - starts).max())
         buffers = (self.output, self.inputs["starts"], self.inputs["ends"], self._vectors)
         memory = PooledMemory(*(buffer.pointer for buffer in buffers))
         self._pooler(memory, shape, longest, self.engine.device, int(self.stream))
         return np.array(self._receive(len(packing.texts)))
-
-    def _spans(self, batch: Batch, packing: Packing) -> tuple[Ids, Ids]:
-        """Return what is pooled: for the graph, columns by row; for the kernel, tokens by text."""
-        if self._pooler is None:
-            return packing.starts, packing.ends
-        first = packing.texts // packing.starts.shape[1] * batch.shape[1]  # token of the text's row
-        return packing.starts.ravel()[packing.texts] + first, packing.ends.ravel()[packing.texts] + first
 
     def _send(self, arrays: dict[str, Ids]) -> None:
         for name, buffer in self._sent.items():
@@ -124,6 +120,12 @@ class Slot:
         cuda.copy_to_host(self._received, self._vectors, found.nbytes, self.stream)
         self.stream.synchronize()
         return found
+
+
+def _spans(batch: Batch, packing: Packing) -> tuple[Ids, Ids]:
+    """Return what the kernel pools of each text, as tokens of all rows; a graph takes columns."""
+    first = packing.texts // packing.starts.shape[1] * batch.shape[1]  # token of the text's row
+    return packing.starts.ravel()[packing.texts] + first, packing.ends.ravel()[packing.texts] + first
 
 
 def _one_token(shape: Shape) -> Batch:
