@@ -41,12 +41,12 @@ def main() -> None:
 def show(checkpoint: str, num_texts: int = TEXTS, rounds: int = ROUNDS) -> None:
     """Export the checkpoint, encode with it, and compare speeds."""
     with tempfile.TemporaryDirectory() as folder:
-        fp32, int8 = str(Path(folder, "minilm.onnx")), str(Path(folder, "minilm.int8.onnx"))
+        name = Path(checkpoint).name
+        fp32, int8 = Path(folder, f"{name}.onnx"), Path(folder, f"{name}.int8.onnx")
         _say("1. sbert-export: one file each, checked against the eager model before it is written")
-        sbert_export([checkpoint, "-o", fp32], standalone_mode=False)
-        sbert_export([checkpoint, "-o", int8, "--int8"], standalone_mode=False)
+        sbert_export([checkpoint, "-o", folder, "--fp32", "--int8"], standalone_mode=False)
         with Engine(fp32) as exact, Engine(int8) as small:
-            _say("2. Engine('minilm.onnx').encode(sentences), and how similar they are")
+            _say(f"2. Engine('{fp32.name}').encode(sentences), and how similar they are")
             vectors = exact.encode(SENTENCES)
             _show_similarities(exact.similarity(vectors, vectors))
             _say(f"3. {num_texts} short texts, {rounds} interleaved rounds, tokenizing included")

@@ -17,12 +17,13 @@ from click.core import ParameterSource
 from sbert_infer import __version__
 from sbert_infer.errors import ExportError, SbertInferError
 from sbert_infer.export import report
-from sbert_infer.export.options import ExportOptions, Progress, default_output, silent
+from sbert_infer.export.options import MAX_BATCH_TOKENS, ExportOptions, Progress, default_output, silent
 
 EXAMPLES = """\b
 Examples:
   sbert-export model/                              writes model.onnx
   sbert-export model/ --int8                       writes model.int8.onnx, 8-bit, for CPUs
+  sbert-export model/ --fp32 --int8                writes both, in little more time than the slower one
   sbert-export model/ --int8 --calibration my.txt  tuned on your own texts, one per line
   sbert-export model/ --fp16                       writes model.plan, FP16, for GPUs; also runs on CPUs
   sbert-export model/ --fp16 --target sm89,sm120   with TensorRT-RTX engines for these GPUs inside
@@ -42,6 +43,7 @@ much, nothing is, and the exit code is 1.
 @click.command(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.argument("checkpoint")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write, or a folder to put it in.")
+@click.option("--fp32", is_flag=True, help="FP32, exact; the default, and to be named only beside another precision.")
 @click.option("--int8", is_flag=True, help="8-bit weights and activations, for CPUs.")
 @click.option("--fp16", is_flag=True, help="A plan for GPUs: FP16, with TensorRT engines inside.")
 @click.option("--bf16", is_flag=True, help="With --fp16: BF16 instead, less exact but with the range of FP32.")
@@ -121,40 +123,67 @@ def _options(
     lengths: Path | None,
     target: tuple[str, ...],
     max_batch_tokens: int | None,
+    pooling: str,
     outputs: str,
+    fp32: bool,
+    int8: bool,
+    fp16: bool,
+    bf16: bool,
     **same: Any,
-) -> ExportOptions:
-    """The options of an export; `same` are those that the command line names and takes alike."""
-    if calibration is not None and not (same["int8"] or same["fp16"]):
+) -> list[ExportOptions]:
+    """The options of each artifact to export; `same` are those that all of them take as given."""
+    if calibration is not None and not (int8 or fp16):
         raise ExportError("--calibration is for --int8 and --fp16")
-    if max_batch_tokens is not None:
-        if not same["fp16"]:
-            raise ExportError("--max-batch-tokens is for --fp16")
-        same["max_batch_tokens"] = max_batch_tokens
-    return ExportOptions(
-        calibration=_read_lines(calibration),
-        lengths=_read_lengths(lengths),
-        targets=_split_targets(",".join(target)) if target else None,
-        outputs=[name.strip() for name in outputs.split(",")],
-        **same,
-    )
+    if max_batch_tokens is not None and not fp16:
+        raise ExportError("--max-batch-tokens is for --fp16")
+    same |= {"calibration": _read_lines(calibration), "outputs": [name.strip() for name in outputs.split(",")]}
+    plan: dict[str, Any] = {
+        "lengths": _read_lengths(lengths),
+        "targets": _split_targets(",".join(target)) if target else None,
+        "pooling": pooling,
+        "max_batch_tokens": max_batch_tokens or MAX_BATCH_TOKENS,
+    }
+    if fp16:
+        plans, others = [{"fp16": True, "bf16": bf16, **plan}], {}
+    else:
+        plans, others = [], plan  # refused by each if they are not the defaults
+    precisions: list[dict[str, Any]] = [{}] if fp32 or not (int8 or fp16 or bf16) else []
+    precisions += [{"bf16": True}] if bf16 and not fp16 else []
+    precisions += [{"int8": True}] if int8 else []
+    return [ExportOptions(**same, **one) for one in [*({**others, **one} for one in precisions), *plans]]
 
 
-def _export(checkpoint: str, output: Path | None, options: ExportOptions, repository: Path | None, quiet: bool) -> None:
+def _export(
+    checkpoint: str, output: Path | None, wanted: list[ExportOptions], repository: Path | None, quiet: bool
+) -> None:
     """Export `checkpoint`, and to a Triton `repository` if given; print the results."""
     exporter = _import("exporter")
-    path = output or default_output(checkpoint, options)
-    if path.is_dir():
-        path = path / default_output(checkpoint, options).name
+    targets = [_target(checkpoint, output, options, several=len(wanted) > 1) for options in wanted]
     if repository is not None:
-        _import("triton_server.repository").check_repository(path, repository, options.force)
-    manifest = exporter.export(checkpoint, path, options, step=silent if quiet else _printed_step)
-    for warning in report.warnings(checkpoint, manifest, options.portable):
-        click.echo(f"warning: {warning}", err=True)
-    if not quiet:
-        click.echo(report.summarize(manifest, path, options.portable))
+        if len(wanted) > 1:
+            raise ExportError("--triton-repository takes one precision at a time")
+        _import("triton_server.repository").check_repository(targets[0], repository, wanted[0].force)
+    pairs = list(zip(targets, wanted, strict=True))
+    portable = {target: options.portable for target, options in pairs}
+    for path, manifest in exporter.export_all(checkpoint, pairs, step=silent if quiet else _printed_step):
+        for warning in report.warnings(checkpoint, manifest, portable[path]):
+            click.echo(f"warning: {warning}", err=True)
+        if not quiet:
+            click.echo(report.summarize(manifest, path, portable[path]))
     if repository is not None:
-        _write_repository(path, repository, options.force, quiet)
+        _write_repository(targets[0], repository, wanted[0].force, quiet)
+
+
+def _target(checkpoint: str, output: Path | None, options: ExportOptions, *, several: bool) -> Path:
+    """Where to write the artifact with these options."""
+    name = default_output(checkpoint, options)
+    if output is None:
+        return name
+    if output.is_dir():
+        return output / name.name
+    if several:
+        raise ExportError(f"several precisions are several files: -o must name a folder, and {output} is none")
+    return output
 
 
 def _import(name: str) -> ModuleType:
@@ -218,7 +247,7 @@ def _printed_step(name: str, detail: str, total: int) -> Iterator[Progress]:
 
     start = time.perf_counter()
     label = f"{name:<9} {detail}"
-    style = None if total else "{desc} ... {elapsed}"
+    style = "{desc} {percentage:3.0f}% {bar} {elapsed}<{remaining}" if total else "{desc} ... {elapsed}"
     with tqdm(total=total or None, desc=label, leave=False, disable=None, bar_format=style) as bar:  # None: a tty only
         yield bar.update
     click.echo(f"{label}  {time.perf_counter() - start:.1f} s", err=True)

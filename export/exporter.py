@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
+
+import onnx_ir as ir
 
 from sbert_infer.artifact.manifest import Manifest
 from sbert_infer.export.checkpoint.hub import locate
@@ -18,10 +22,10 @@ from sbert_infer.export.graph.fuse import count_fused
 from sbert_infer.export.options import ExportOptions, Step, default_output, silent
 from sbert_infer.export.plan_exporter import PlanWriter
 from sbert_infer.export.precision.int8 import quantize
-from sbert_infer.export.verify.parity import MIN_COSINE
+from sbert_infer.export.verify.parity import Bounds
 from sbert_infer.export.write import check_free, check_target, stage
 
-__all__ = ["ExportOptions", "default_output", "export"]
+__all__ = ["ExportOptions", "default_output", "export", "export_all"]
 
 FAMILIES: tuple[type[Family], ...] = (CrossEncoder, MultiVectorEncoder, SparseEncoder, SentenceEncoder)
 
@@ -34,18 +38,40 @@ def export(
     `options` with FP16 give a plan, otherwise an ONNX model. Nothing is written unless the
     artifact's vectors are those of the eager model; see `Manifest.parity`.
     """
-    options, target = options or ExportOptions(), Path(target)
-    check_target(target, options.force)
-    plan_writer = PlanWriter(options, step) if options.fp16 else None
+    ((_, manifest),) = export_all(source, [(Path(target), options or ExportOptions())], step=step)
+    return manifest
+
+
+def export_all(
+    source: str | Path, wanted: Sequence[tuple[Path, ExportOptions]], *, step: Step = silent
+) -> Iterator[tuple[Path, Manifest]]:
+    """Export `source` to several artifacts, whose options differ in the precision only.
+
+    The checkpoint is loaded once, and the eager model runs once. Yields each artifact's path and
+    manifest when it has been written; one that fails raises, and those before it stay.
+    """
+    for target, options in wanted:
+        check_target(target, options.force)
+    plan_writers = {target: PlanWriter(options, step) for target, options in wanted if options.fp16}
     with step("load", str(source), 0):
-        model = _read(source, options)
-        model.check_options()
+        model = _read(source, wanted[0][1])
+        for _, options in wanted:
+            model.check_options(options)
         model.load()
     with step("validate", model.description, 0):
         model.prepare()
-    if plan_writer is None:
-        return _write_onnx(model, target, step)
-    return plan_writer.write(cast(SentenceEncoder, model), target)  # other kinds refuse FP16
+    with ExitStack() as stack:
+        what = f"{len(model.probes)} {model.unit} in eager PyTorch"
+        progress = stack.enter_context(step("reference", what, model.work))
+        for writer in plan_writers.values():
+            stack.enter_context(writer.watch(cast(SentenceEncoder, model).reference))
+        model.expect(progress)
+    graphs = _Graphs(model)
+    for target, options in wanted:
+        if options.fp16:
+            yield target, plan_writers[target].write(cast(SentenceEncoder, model), target)  # others refuse FP16
+        else:
+            yield target, _write_onnx(model, graphs, options, target, step)
 
 
 def _read(source: str | Path, options: ExportOptions) -> Family:
@@ -55,21 +81,35 @@ def _read(source: str | Path, options: ExportOptions) -> Family:
     return family.read(source, options)
 
 
-def _write_onnx(model: Family, target: Path, step: Step) -> Manifest:
+class _Graphs:
+    """The graphs of a model, each traced when it is first asked for. Copies share the weights."""
+
+    def __init__(self, model: Family) -> None:
+        self._model = model
+        self._traced: dict[bool, ir.Model] = {}
+
+    def copy(self, *, portable: bool) -> ir.Model:
+        """A graph that may be changed: of standard operators, or fused for onnxruntime."""
+        if portable not in self._traced:
+            self._traced[portable] = self._model.trace(portable=portable)
+        return self._traced[portable].clone()
+
+
+def _write_onnx(model: Family, graphs: _Graphs, options: ExportOptions, target: Path, step: Step) -> Manifest:
     """Convert `model` in FP32 or 8 bits, compare it with the reference, and put it in place."""
-    options, probes = model.options, len(model.probes)
     with step("convert", "int8, fused" if options.int8 else "portable" if options.portable else "fused", 0):
-        graph = model.trace(portable=options.portable)
+        graph = graphs.copy(portable=options.portable)
         fused = count_fused(graph, model.reference.layers, model.reference.gelu_layers)
         if options.int8:
             quantize(graph, model.calibration(options.calibration))
         elif not options.portable:
             tune(graph)
     draft = replace(model.draft, precision=options.precision, fusion=asdict(fused))
-    threshold = options.min_cosine or MIN_COSINE[options.precision]
+    bounds = Bounds.of(options.precision, options.min_cosine)
     with stage(graph, draft, model.tokenizer_json, target) as artifact:
-        with step("verify", f"{probes} {model.unit} against eager PyTorch", 2 * probes) as progress:
-            certificate = model.certify(artifact.path, options.precision, threshold, progress)
+        what = f"{len(model.probes)} {model.unit} against eager PyTorch"
+        with step("verify", what, 2 * model.work) as progress:
+            certificate = model.certify(artifact.path, options.precision, bounds, progress)
         with step("save", str(target), 0):
             check_free(target, options.force)  # again: this took a while
             return artifact.commit(replace(draft, parity=asdict(certificate)))

@@ -11,8 +11,8 @@ from sbert_infer.errors import ExportError
 
 MAX_BATCH_TOKENS = 16384  # of a plan's TensorRT engines: enough to fill a large GPU, not measured on one yet
 
-Progress = Callable[[int], object]  # takes the number of texts done since the last call
-# Announces a step: name, detail, number of texts.
+Progress = Callable[[int], object]  # takes the work done since the last call, in tokens if not said otherwise
+# Announces a step: name, detail, and all of its work, 0 if it is not known.
 Step = Callable[[str, str, int], AbstractContextManager[Progress]]
 
 
@@ -74,13 +74,15 @@ class ExportOptions:
         """The precision's name in the manifest."""
         if self.fp16:
             return "bf16" if self.bf16 else "fp16"
-        return "int8" if self.int8 else "fp32"
+        return "int8" if self.int8 else "bf16" if self.bf16 else "fp32"
 
 
 def default_output(source: str, options: ExportOptions) -> Path:
-    """`some/model/` -> `model.onnx`, `model.int8.onnx` or `model.plan`, in the current folder."""
+    """`some/model/` -> `model.onnx`, `model.int8.onnx`, `model.plan` ..., in the current folder."""
     name = Path(source).resolve().name if Path(source).is_dir() else source.rstrip("/").rpartition("/")[2]
-    return Path(name + (".plan" if options.fp16 else ".int8.onnx" if options.int8 else ".onnx"))
+    if options.fp16:
+        return Path(f"{name}.plan")
+    return Path(f"{name}.onnx" if options.precision == "fp32" else f"{name}.{options.precision}.onnx")
 
 
 def no_progress(count: int) -> None:

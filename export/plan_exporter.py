@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,17 @@ from sbert_infer.export.precision.cpu_graph import make_cpu_graph
 from sbert_infer.export.precision.cuda_graph import make_cuda_graph
 from sbert_infer.export.precision.fp16 import to_half
 from sbert_infer.export.precision.fp16_range import refuse_overflow
+from sbert_infer.export.reference.encoder import Reference
 from sbert_infer.export.verify.candidate import Candidate, EngineCandidate, GraphCandidate, open_half
 from sbert_infer.export.verify.packed_candidate import MIN_SAME, PackedCandidate, cosine_among_others
-from sbert_infer.export.verify.parity import MIN_COSINE, Certificate, Expected, compare, refusing_failures
+from sbert_infer.export.verify.parity import (
+    MIN_COSINE_OF_PLANS,
+    Bounds,
+    Certificate,
+    Expected,
+    compare,
+    refusing_failures,
+)
 from sbert_infer.export.write import MAX_PROTOBUF_BYTES, check_free, weight_bytes
 from sbert_infer.text.shapes import choose_shapes
 from sbert_infer.text.tokenizer import Tokenizer
@@ -59,7 +67,7 @@ class PlanWriter:
         self._builds = _choose_builds(options.targets)  # first: a wrong target should not cost minutes
         for _, name in self._builds if options.bf16 else ():
             check_bf16(name)
-        self._threshold = options.min_cosine or MIN_COSINE[options.precision]
+        self._bounds = Bounds.everywhere(options.min_cosine or MIN_COSINE_OF_PLANS[options.precision])
 
     def write(self, model: SentenceEncoder, target: Path) -> Manifest:
         """Certify the graph, build TensorRT engines from it, write and certify the plan."""
@@ -68,7 +76,7 @@ class PlanWriter:
         rows, certificate = self._certify_graph(model, graphs)
         manifest = replace(model.draft, precision=options.precision, fusion=graphs.fusion, parity=asdict(certificate))
         engines = self._build_engines(graphs, rows)
-        with staged(target) as file, self._step("save", str(target), 2 * len(model.probes)) as progress:
+        with staged(target) as file, self._step("save", str(target), 2 * model.work) as progress:
             with file.path.open("r+b") as handle:
                 write_plan(
                     handle,
@@ -86,13 +94,20 @@ class PlanWriter:
             file.commit()
         return manifest
 
+    @contextmanager
+    def watch(self, reference: Reference) -> Iterator[None]:
+        """Refuse numbers that FP16 can't hold, also among those of texts encoded meanwhile."""
+        if self._options.bf16:  # which has the range of FP32
+            yield
+            return
+        texts = self._options.calibration
+        with refuse_overflow(reference):
+            reference.encode(texts[:: max(1, len(texts) // _SOME)])
+            yield
+
     def _convert(self, model: SentenceEncoder) -> _Graphs:
-        """Refuse numbers that FP16 can't hold; convert to 16 bits, and to a graph for CPUs."""
+        """Convert to 16 bits, and to a graph for CPUs."""
         options, reference = self._options, model.reference
-        if not options.bf16:  # which has the range of FP32
-            with self._step("range", "of weights and activations, for FP16", 0), refuse_overflow(reference):
-                reference.encode(options.calibration[:: max(1, len(options.calibration) // _SOME)])
-                _ = model.expected  # runs the reference on the probes, which are watched as well
         with self._step("convert", f"{options.precision} in standard operators, and graphs fused for onnxruntime", 0):
             half = to_half(reference, torch.bfloat16 if options.bf16 else torch.float16)
             _check_size(half, model.checkpoint.name)
@@ -118,10 +133,9 @@ class PlanWriter:
         if graphs.cuda is not None:
             whole = inline_weights(graphs.cuda, {MODEL: graphs.model}).SerializeToString()
             candidates.append(GraphCandidate(open_half(whole), model.reference))
-        probes = len(model.probes)
-        steps = 2 * probes * len(candidates)
-        with self._step("verify", f"{probes} {model.unit} against eager PyTorch", steps) as progress:
-            found = [compare(candidate, model.expected, self._threshold, progress) for candidate in candidates]
+        what = f"{len(model.probes)} {model.unit} against eager PyTorch"
+        with self._step("verify", what, 2 * model.work * len(candidates)) as progress:
+            found = [compare(candidate, model.expected, self._bounds, progress) for candidate in candidates]
         return rows, found[0]
 
     def _choose_rows(self, model: SentenceEncoder, graphs: _Graphs, same: float, *, packed: bool) -> PackedRowsModel:
@@ -160,7 +174,7 @@ class PlanWriter:
         for device in ["cpu", "cuda"] if here else ["cpu"]:
             options = {"workers": 1} if device == "cpu" else {}
             with closing(EngineCandidate(path, device=device, strict=True, **options)) as candidate:
-                compare(candidate, expected, self._threshold, progress)
+                compare(candidate, expected, self._bounds, progress)
 
 
 def _check_size(half: ir.Model, name: str) -> None:

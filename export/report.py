@@ -70,6 +70,9 @@ def _difference(manifest: Manifest) -> str:
         difference = f"max-abs {parity['max_abs']:.1e} of scores that spread by {parity['spread']:.1e}"
         return f"{difference}, {parity['rank_agreement']:.2%} in the same order"
     cosine = f"cosine min {parity['min_cosine']:.6f}, mean {parity['mean_cosine']:.6f}"
+    odd = parity.get("odd_min_cosine", 1.0)
+    if odd < parity["min_cosine"] - 0.001:  # shown where it tells something
+        cosine += f" (odd texts, such as emoji: min {odd:.4f})"
     return f"{cosine}, max-abs {parity['max_abs']:.1e}"
 
 

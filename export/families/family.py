@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import tokenizers
@@ -22,15 +23,16 @@ from sbert_infer.export.checkpoint.transformer import TokenCounter, plain_tokeni
 from sbert_infer.export.options import ExportOptions, Progress
 from sbert_infer.export.precision.int8 import Batch
 from sbert_infer.export.reference.encoder import Encoder
+from sbert_infer.export.verify.parity import Bounds
 from sbert_infer.export.verify.probe_texts import probe_texts
 
 
 class Family(ABC):
     """A checkpoint of one kind of model, on its way to an artifact.
 
-    The calls come in this order: `recognises`, `read`, `check_options`, `load`, `prepare`, `trace`,
-    `calibration` (for 8 bits) and `certify`. Nothing but the last depends on the precision, so
-    several artifacts can be made from one object.
+    The calls come in this order: `recognises`, `read`, `check_options`, `load`, `prepare`,
+    `expect`, `trace`, `calibration` (for 8 bits) and `certify`. Nothing but `check_options` and the
+    last depends on the precision, so several artifacts can be made from one object.
     """
 
     kind: ClassVar[str]  # in messages: "cross-encoder"
@@ -39,6 +41,7 @@ class Family(ABC):
     reference: Encoder  # from `load` on
     tokenizer_json: str  # from `prepare` on, as is what follows
     probes: Sequence[Any]  # texts, or pairs of texts, to compare the artifact with the reference on
+    work: int  # of one pass over the probes, in the unit that `progress` takes
     draft: Manifest  # complete except for precision, fusion and parity
 
     def __init__(self, checkpoint: Checkpoint, options: ExportOptions) -> None:
@@ -54,13 +57,13 @@ class Family(ABC):
     def read(cls, source: str | Path, options: ExportOptions) -> Family:
         """Read and validate the files; raises `CheckpointError`. The weights stay on disk."""
 
-    def check_options(self) -> None:
+    def check_options(self, options: ExportOptions) -> None:
         """Raise `ExportError` for options that this kind of model does not have."""
-        if len(self.options.outputs) > 1 or self.options.route is not None:
+        if len(options.outputs) > 1 or options.route is not None:
             raise ExportError(
                 f"--outputs and --route are for sentence encoders, and this is a {self.kind}: leave them out"
             )
-        if self.options.fp16:
+        if options.fp16:
             raise ExportError(f"--fp16 is not supported for {self.kind}s yet: leave it out, or take --int8")
 
     @abstractmethod
@@ -75,8 +78,14 @@ class Family(ABC):
     def prepare(self) -> None:
         """Prepare what every artifact needs beside the graph: tokenizer, probes and manifest."""
         self.tokenizer_json = plain_tokenizer_json(self.reference.tokenizer)
-        self.probes = self._make_probes(token_counter(self.tokenizer_json))
+        count_tokens = token_counter(self.tokenizer_json)
+        self.probes = self._make_probes(count_tokens)
+        self.work = self._work(count_tokens)
         self.draft = self._draft_manifest()
+
+    @abstractmethod
+    def expect(self, progress: Progress) -> None:
+        """Run the reference on the probes, once for all artifacts; raises `ParityError` for NaN."""
 
     @abstractmethod
     def trace(self, *, portable: bool = False) -> ir.Model:
@@ -87,16 +96,19 @@ class Family(ABC):
         """Batches of the user's `texts`, or of some of the probes if there are none."""
 
     @abstractmethod
-    def certify(self, path: Path, precision: str, threshold: float, progress: Progress) -> Any:
+    def certify(self, path: Path, precision: str, bounds: Bounds, progress: Progress) -> Any:
         """Compare the artifact at `path` with the reference; return its certificate, a dataclass.
 
-        Raises `ParityError` below `threshold`. The reference runs once for all artifacts.
-        `progress` takes the number of probes that are done; each is counted twice.
+        Raises `ParityError` out of `bounds`. `progress` takes the tokens done, twice `work` in all.
         """
 
     def _make_probes(self, count_tokens: TokenCounter) -> Sequence[Any]:
         """The probes, up to the model's limit."""
         return probe_texts(count_tokens, self.checkpoint.max_length)
+
+    def _work(self, count_tokens: TokenCounter) -> int:
+        """Tokens of the probes, as far as the model takes them."""
+        return int(np.minimum(count_tokens(self.probes), self.checkpoint.max_length).sum())
 
     @abstractmethod
     def _draft_manifest(self) -> Manifest:

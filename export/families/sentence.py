@@ -19,11 +19,11 @@ from sbert_infer.export.options import ExportOptions, Progress
 from sbert_infer.export.precision.int8 import Batch, calibration_samples
 from sbert_infer.export.reference.bge_m3 import TokenHeads, load_heads, unweighted_ids
 from sbert_infer.export.reference.encoder import Reference, load_reference
-from sbert_infer.export.verify.parity import Certificate, Expected, certify, expect
+from sbert_infer.export.verify.parity import Bounds, Certificate, Expected, certify, expect
 from sbert_infer.export.verify.probe_texts import SENTENCES
 from sbert_infer.export.verify.token_parity import check_heads, check_tokens
 
-_EVERY = 8  # one of so many probes is used for calibration, and to compare the outputs for tokens
+_EVERY = 2  # one of so many probes is used for calibration, and to compare the outputs for tokens
 
 
 class SentenceEncoder(Family):
@@ -32,6 +32,7 @@ class SentenceEncoder(Family):
     kind = "sentence encoder"
     reference: Reference
     probes: list[str]
+    expected: Expected
 
     @classmethod
     def recognises(cls, path: Path, route: str | None) -> bool:
@@ -49,14 +50,14 @@ class SentenceEncoder(Family):
         )
         return cls(checkpoint, options)
 
-    def check_options(self) -> None:
+    def check_options(self, options: ExportOptions) -> None:
         """Refuse a precision for a table, and pooling that the kernel does not have."""
         checkpoint = self.checkpoint
-        if checkpoint.model_type in (STATIC, SPARSE_STATIC) and self.options.precision != "fp32":
+        if checkpoint.model_type in (STATIC, SPARSE_STATIC) and options.precision != "fp32":
             what = f"{checkpoint.name} is a table of static embeddings, with no layers to compute: export it without"
-            raise ExportError(f"{what} --{'fp16' if self.options.fp16 else 'int8'}")
+            raise ExportError(f"{what} --{'fp16' if options.fp16 else options.precision}")
         odd = [type(spec).__name__ for spec in checkpoint.modules if not isinstance(spec, PoolingSpec | NormalizeSpec)]
-        if self.options.pooling == "kernel" and (checkpoint.pooling.modes != ("mean",) or odd):
+        if options.pooling == "kernel" and (checkpoint.pooling.modes != ("mean",) or odd):
             has = ", ".join(["+".join(checkpoint.pooling.modes) + " pooling", *odd])
             raise ExportError(f"--pooling kernel takes the mean and normalises, but {checkpoint.name} has {has}")
 
@@ -82,20 +83,19 @@ class SentenceEncoder(Family):
             ids, mask = self.reference.tokenize(some)
             yield {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
 
-    def certify(self, path: Path, precision: str, threshold: float, progress: Progress) -> Certificate:
+    def expect(self, progress: Progress) -> None:
+        """Encode the probes."""
+        self.expected = expect(self.reference, self.probes, progress)
+
+    def certify(self, path: Path, precision: str, bounds: Bounds, progress: Progress) -> Certificate:
         """Compare the vectors, and the outputs for tokens if there are any."""
-        certificate = certify(path, self.expected, threshold, progress)
+        certificate = certify(path, self.expected, bounds, progress)
         some = self.probes[::_EVERY]
         if self.options.token_output:
-            check_tokens(path, self.reference, some, threshold)
+            check_tokens(path, self.reference, some, bounds)
         if self.heads is not None:
-            check_heads(path, self.reference, self.heads, some, threshold, precision)
+            check_heads(path, self.reference, self.heads, some, bounds, precision)
         return certificate
-
-    @cached_property
-    def expected(self) -> Expected:
-        """The reference's vectors of the probes."""
-        return expect(self.reference, self.probes)
 
     @cached_property
     def heads(self) -> TokenHeads | None:

@@ -10,7 +10,8 @@ from sbert_infer.errors import ExportError
 from sbert_infer.export.checkpoint.modules_json import has_sparse_module, read_entries
 from sbert_infer.export.checkpoint.transformer import TokenCounter
 from sbert_infer.export.families.sentence import SentenceEncoder
-from sbert_infer.export.options import Progress
+from sbert_infer.export.options import ExportOptions, Progress
+from sbert_infer.export.verify.parity import Bounds
 from sbert_infer.export.verify.sparse_parity import SparseCertificate, certify_sparse, some_texts
 
 
@@ -24,16 +25,16 @@ class SparseEncoder(SentenceEncoder):
         """By the modules that modules.json lists."""
         return has_sparse_module(read_entries(path, route, []))
 
-    def check_options(self) -> None:
+    def check_options(self, options: ExportOptions) -> None:
         """Refuse plans, and further outputs."""
-        super().check_options()
-        if self.options.fp16 or len(self.options.outputs) > 1:
-            what = "--fp16" if self.options.fp16 else f"--outputs {self.options.outputs[-1]}"
+        super().check_options(options)
+        if options.fp16 or len(options.outputs) > 1:
+            what = "--fp16" if options.fp16 else f"--outputs {options.outputs[-1]}"
             raise ExportError(f"{self.checkpoint.name} is a sparse encoder, for which there is no {what}: leave it out")
 
-    def certify(self, path: Path, precision: str, threshold: float, progress: Progress) -> SparseCertificate:
+    def certify(self, path: Path, precision: str, bounds: Bounds, progress: Progress) -> SparseCertificate:
         """Compare the vectors, and which of their dimensions are active."""
-        return certify_sparse(path, self.expected, threshold, progress)
+        return certify_sparse(path, self.expected, bounds, progress)
 
     def _make_probes(self, count_tokens: TokenCounter) -> list[str]:
         return some_texts(super()._make_probes(count_tokens), self.checkpoint.dim)

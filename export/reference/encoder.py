@@ -32,6 +32,7 @@ from sbert_infer.export.checkpoint.modules import (
 from sbert_infer.export.checkpoint.sparse_modules import AutoEncoderSpec, PresenceSpec, SpladeSpec
 from sbert_infer.export.checkpoint.static import SPARSE_STATIC, STATIC, StaticTokenizer, without_special_tokens
 from sbert_infer.export.checkpoint.transformer import ENCODERS, load_tokenizer, quiet_transformers
+from sbert_infer.export.options import Progress, no_progress
 from sbert_infer.export.reference.pooling import Pooling
 from sbert_infer.export.reference.sparse import LanguageModel, build_sparse_module
 from sbert_infer.export.reference.static import StaticEncoder, WordEncoder
@@ -193,13 +194,19 @@ class Reference(Encoder):
         return len(ids) - (ids[-1] in self.tokenizer.all_special_ids)
 
     @torch.inference_mode()
-    def encode(self, texts: Sequence[str], *, prompt: str = "", batch_size: int = 32) -> np.ndarray[Any, np.dtype[Any]]:
-        """Vectors [texts, dim], without the default prompt and without `truncate_dim`."""
+    def encode(
+        self, texts: Sequence[str], *, prompt: str = "", batch_size: int = 32, progress: Progress = no_progress
+    ) -> np.ndarray[Any, np.dtype[Any]]:
+        """Vectors [texts, dim], without the default prompt and without `truncate_dim`.
+
+        `progress` takes the number of tokens that are done.
+        """
         prompt_length = torch.tensor(self.prompt_length(prompt))
         vectors = np.empty((len(texts), self.checkpoint.dim), dtype=np.float32)
         for rows in batches_by_length([len(text) for text in texts], batch_size):
             ids, mask = self.tokenize([prompt + texts[i] for i in rows])
             vectors[rows] = self(ids, mask, prompt_length).numpy()
+            progress(int(mask.sum()))
         return vectors
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from sbert_infer.export.options import Progress
 from sbert_infer.export.verify.candidate import SparseCandidate
-from sbert_infer.export.verify.parity import Certificate, Expected, compare, refusing_failures
+from sbert_infer.export.verify.parity import Bounds, Certificate, Expected, compare, refusing_failures
 
 _MAX_NUMBERS = 2**26  # of all compared vectors, which are dense here: 256 MB, several times
 _EVERY = 8  # the active dimensions of one text in so many are counted
@@ -30,10 +30,10 @@ def some_texts(texts: Sequence[str], dim: int) -> list[str]:
     return list(texts[:: max(1, -(-len(texts) * dim // _MAX_NUMBERS))])
 
 
-def certify_sparse(path: Path, expected: Expected, threshold: float, progress: Progress) -> SparseCertificate:
+def certify_sparse(path: Path, expected: Expected, bounds: Bounds, progress: Progress) -> SparseCertificate:
     """Compare the artifact at `path` with the reference's vectors; raises as `certify` does."""
     with refusing_failures(), closing(SparseCandidate(path, workers=1)) as candidate:
-        certificate = compare(candidate, expected, threshold, progress)
+        certificate = compare(candidate, expected, bounds, progress)
         ours, right = candidate.encode(expected.texts[::_EVERY]) != 0, expected.vectors[::_EVERY] != 0
     shared = (ours & right).sum(axis=1) / np.maximum((ours | right).sum(axis=1), 1)
     overlap = np.where((ours | right).any(axis=1), shared, 1.0).mean()

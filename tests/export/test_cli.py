@@ -123,12 +123,38 @@ class TestOutput:
     def test_what_is_printed(self, folder: Path, make_checkpoint: MakeCheckpoint) -> None:
         result = invoke(make_checkpoint(), *SHORT)
         steps = [line.split()[0] for line in result.stderr.splitlines()]
-        assert steps == ["load", "validate", "convert", "verify", "save"]
+        assert steps == ["load", "validate", "reference", "convert", "verify", "save"]
         assert "bert, mean pooling, 32 dimensions, 8 tokens" in result.stderr
         manifest = open_artifact(folder / "tiny-bert.onnx").manifest
         for part in (manifest.weights_sha256[:12], "2 of 2 attention, ", "2 of 2 gelu", "cosine min 1.000000"):
             assert part in result.stdout
         assert f"on {manifest.parity['texts']} texts of up to 8 tokens" in result.stdout
+
+    def test_several_precisions(self, folder: Path, make_checkpoint: MakeCheckpoint) -> None:
+        flags = ("--int8", "--fp32", "--fp16", "--target", "none", "--min-cosine", "0.5")
+        result = invoke(make_checkpoint(), *SHORT, *flags)
+        assert result.exit_code == 0, result.output
+        names = {"tiny-bert.onnx": "fp32", "tiny-bert.int8.onnx": "int8", "tiny-bert.plan": "fp16"}
+        assert sorted(path.name for path in folder.iterdir()) == sorted(names)
+        assert [line.split()[0] for line in result.stdout.splitlines() if line[0] != " "] == list(names)
+        steps = [line.split()[0] for line in result.stderr.splitlines()]
+        assert (steps.count("load"), steps.count("reference"), steps.count("verify")) == (1, 1, 3)
+        vectors = []
+        for name, precision in names.items():
+            with Engine(name, device="cpu", on_truncate="ignore") as engine:
+                assert engine.manifest.precision == precision
+                vectors.append(engine.encode(TEXTS))
+        assert 0 < abs(vectors[0] - vectors[1]).max() < 0.1
+        assert invoke(make_checkpoint(), *SHORT, "-o", "alone.onnx").exit_code == 0
+        with Engine("alone.onnx", on_truncate="ignore") as engine:
+            assert (engine.encode(TEXTS) == vectors[0]).all()
+
+    def test_what_was_written_before_a_refusal_stays(self, folder: Path, make_checkpoint: MakeCheckpoint) -> None:
+        result = invoke(make_checkpoint(), *SHORT, "--int8", "--fp32", "--min-cosine", "0.99999")
+        assert result.exit_code == 1
+        assert "error: the lowest cosine to the reference is 0." in result.stderr
+        assert result.stdout.startswith("tiny-bert.onnx")
+        assert [path.name for path in folder.iterdir()] == ["tiny-bert.onnx"]
 
     def test_quiet(self, folder: Path, make_checkpoint: MakeCheckpoint) -> None:
         assert invoke(make_checkpoint(), *SHORT, "--quiet").output == ""
@@ -249,6 +275,16 @@ class TestRefusedAtOnce:
     def test_calibration_file_is_missing(self, make_checkpoint: MakeCheckpoint) -> None:
         assert "does not exist" in refused(make_checkpoint(), "--int8", "--calibration", "no.txt", code=2)
 
+    def test_several_precisions_in_one_file(self, make_checkpoint: MakeCheckpoint) -> None:
+        error = refused(make_checkpoint(), "--fp32", "--int8", "-o", "model.onnx")
+        assert error == "error: several precisions are several files: -o must name a folder, and model.onnx is none\n"
+        error = refused(make_checkpoint(), "--fp32", "--int8", "--triton-repository", "models")
+        assert "--triton-repository takes one precision at a time" in error
+
+    def test_every_output_is_checked(self, make_checkpoint: MakeCheckpoint) -> None:
+        Path("tiny-bert.int8.onnx").touch()
+        assert refused(make_checkpoint(), "--fp32", "--int8").startswith("error: tiny-bert.int8.onnx exists")
+
     def test_missing_parent(self, make_checkpoint: MakeCheckpoint) -> None:
         assert refused(make_checkpoint(), "-o", "no/model.onnx") == "error: the folder no does not exist\n"
 
@@ -311,7 +347,8 @@ def test_the_real_command(folder: Path, make_checkpoint: MakeCheckpoint) -> None
     path = make_checkpoint("albert", pooling=("mean", "lasttoken"), include_prompt=False)
     command = [sys.executable, "-m", "sbert_infer.export.cli", str(path), *SHORT]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert [line.split()[0] for line in done.stderr.splitlines()] == ["load", "validate", "convert", "verify", "save"]
+    steps = [line.split()[0] for line in done.stderr.splitlines()]
+    assert steps == ["load", "validate", "reference", "convert", "verify", "save"]
     assert done.returncode == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["tiny-albert.onnx", "fused", "parity", "use"]
     assert [file.name for file in folder.iterdir()] == ["tiny-albert.onnx"]

@@ -107,7 +107,6 @@ def test_without_the_package_that_builds(make_checkpoint: MakeCheckpoint, monkey
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--fp16", "--int8"), "--fp16"),
         (("--fp16", "--portable"), "--fp16"),
         (("--bf16",), "--fp16 --bf16"),
         (("--target", "sm89"), "--target"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 
 import onnx_ir as ir
@@ -28,6 +27,7 @@ from sbert_infer.export.families.family import Family
 from sbert_infer.export.graph.trace import build_graph
 from sbert_infer.export.options import ExportOptions, Progress
 from sbert_infer.export.precision.int8 import Batch, calibration_samples
+from sbert_infer.export.verify.parity import Bounds
 from sbert_infer.types import Pair
 
 _EVERY = 2  # one of so many probes is used for calibration
@@ -41,6 +41,7 @@ class CrossEncoder(Family):
     checkpoint: CrossEncoderCheckpoint
     reference: PairReference
     probes: list[Pair]
+    expected: ExpectedScores
 
     @classmethod
     def recognises(cls, path: Path, route: str | None) -> bool:
@@ -76,14 +77,13 @@ class CrossEncoder(Family):
         for some in calibration_samples(pairs, size=lambda pair: sum(map(len, pair))):
             yield {name: values.numpy() for name, values in self.reference.tokenize(some).items()}
 
-    def certify(self, path: Path, precision: str, threshold: float, progress: Progress) -> ScoreCertificate:
-        """Compare the scores before the activation."""
-        return certify_scores(path, self.expected, threshold, progress, exact=precision == "fp32")
+    def expect(self, progress: Progress) -> None:
+        """Score the probes."""
+        self.expected = expect_scores(self.reference, self.probes, progress)
 
-    @cached_property
-    def expected(self) -> ExpectedScores:
-        """The reference's scores of the probes."""
-        return expect_scores(self.reference, self.probes)
+    def certify(self, path: Path, precision: str, bounds: Bounds, progress: Progress) -> ScoreCertificate:
+        """Compare the scores before the activation."""
+        return certify_scores(path, self.expected, bounds.natural, progress, exact=precision == "fp32")
 
     def _make_probes(self, count_tokens: TokenCounter) -> list[Pair]:
         return probe_pairs(count_tokens, self.checkpoint.max_length)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sbert_infer.errors import ParityError
 from sbert_infer.export.families.cross_encoder.reference import PairReference
-from sbert_infer.export.options import Progress
+from sbert_infer.export.options import Progress, no_progress
 from sbert_infer.export.verify.parity import in_batches, mixed_batches, refusing_failures
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH, ODD, SENTENCES, probe_texts
 from sbert_infer.reranker import Reranker
@@ -43,6 +43,7 @@ class ExpectedScores:
     """The reference's scores of pairs, [pairs, labels]."""
 
     pairs: Sequence[Pair]
+    lengths: Sequence[int]  # tokens of each pair, as far as the model takes it
     scores: Scores
     max_length: int
 
@@ -62,12 +63,13 @@ def probe_pairs(count_tokens: Callable[[Sequence[Pair]], list[int]], max_length:
     return [*((_QUERY, text) for text in texts), *follow, *odd, *same, *long]
 
 
-def expect_scores(reference: PairReference, pairs: Sequence[Pair]) -> ExpectedScores:
+def expect_scores(reference: PairReference, pairs: Sequence[Pair], progress: Progress = no_progress) -> ExpectedScores:
     """Score `pairs` with the reference, once for all artifacts that are compared with it."""
-    scores = reference.score(pairs)
+    scores = reference.score(pairs, batch_size=8, progress=progress)  # small: hardly any padding
     if not np.isfinite(scores).all():
         raise ParityError("the checkpoint itself, in PyTorch, gives NaN or infinity; nothing was written")
-    return ExpectedScores(pairs, scores, min(reference.checkpoint.max_length, MAX_PROBE_LENGTH))
+    lengths = [int(reference.tokenize([pair])["attention_mask"].sum()) for pair in pairs]
+    return ExpectedScores(pairs, lengths, scores, min(reference.checkpoint.max_length, MAX_PROBE_LENGTH))
 
 
 def certify_scores(
@@ -81,9 +83,9 @@ def certify_scores(
     pairs = expected.pairs
     with refusing_failures(), Reranker(path, on_truncate="ignore", workers=1) as reranker:
         score = reranker.pipeline.run_together
-        alone = in_batches(score, pairs, [[row] for row in range(len(pairs))], progress)
+        alone = in_batches(score, pairs, [[row] for row in range(len(pairs))], expected.lengths, progress)
         batches = mixed_batches([first + second for first, second in pairs])
-        mixed = in_batches(score, pairs, batches, progress)
+        mixed = in_batches(score, pairs, batches, expected.lengths, progress)
     certificate = _compare(expected, alone, mixed, threshold)
     wrong = exact and not certificate.max_abs <= _MAX_ERROR * certificate.spread
     if wrong or not certificate.correlation >= threshold:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sbert_infer.export.checkpoint.transformer import load_tokenizer
 from sbert_infer.export.families.cross_encoder.checkpoint import CrossEncoderCheckpoint
+from sbert_infer.export.options import Progress, no_progress
 from sbert_infer.export.reference.encoder import Encoder, batches_by_length, load_encoder
 from sbert_infer.types import Pair
 
@@ -41,11 +42,13 @@ class PairReference(Encoder):
         return {name: batch[name] for name in names}
 
     @torch.inference_mode()
-    def score(self, pairs: Sequence[Pair], *, batch_size: int = 16) -> Scores:
-        """[pairs, labels]."""
+    def score(self, pairs: Sequence[Pair], *, batch_size: int = 16, progress: Progress = no_progress) -> Scores:
+        """[pairs, labels]. `progress` takes the number of tokens that are done."""
         scores = np.empty((len(pairs), self.checkpoint.dim), np.float32)
         for rows in batches_by_length([sum(map(len, pair)) for pair in pairs], batch_size):
-            scores[rows] = self(**self.tokenize([pairs[i] for i in rows])).numpy()
+            inputs = self.tokenize([pairs[i] for i in rows])
+            scores[rows] = self(**inputs).numpy()
+            progress(int(inputs["attention_mask"].sum()))
         return scores
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import cached_property
 from pathlib import Path
 
 import onnx_ir as ir
 
 from sbert_infer.artifact.manifest import MULTI_VECTOR, TOKENS, Manifest
+from sbert_infer.export.checkpoint.transformer import TokenCounter
 from sbert_infer.export.families.family import Family
 from sbert_infer.export.families.multi_vector.checkpoint import (
     MultiVectorCheckpoint,
@@ -26,6 +26,7 @@ from sbert_infer.export.families.multi_vector.reference import MultiVectorRefere
 from sbert_infer.export.graph.trace import build_graph
 from sbert_infer.export.options import ExportOptions, Progress
 from sbert_infer.export.precision.int8 import Batch, calibration_samples
+from sbert_infer.export.verify.parity import Bounds
 from sbert_infer.export.verify.probe_texts import SENTENCES
 
 _EVERY = 8  # one of so many probes is used for calibration
@@ -39,6 +40,7 @@ class MultiVectorEncoder(Family):
     checkpoint: MultiVectorCheckpoint
     reference: MultiVectorReference
     probes: list[str]
+    expected: ExpectedVectors
 
     @classmethod
     def recognises(cls, path: Path, route: str | None) -> bool:
@@ -85,14 +87,16 @@ class MultiVectorEncoder(Family):
                 tokens = self.reference.tokenize([prompt + text for text in some[rows]], task)
                 yield {"input_ids": tokens.input_ids.numpy(), "attention_mask": tokens.attention_mask.numpy()}
 
-    def certify(self, path: Path, precision: str, threshold: float, progress: Progress) -> MultiVectorCertificate:
-        """Compare the vectors of all tokens in each role."""
-        return certify_multi_vector(path, self.expected, threshold, progress)
+    def expect(self, progress: Progress) -> None:
+        """Encode the probes in each role."""
+        self.expected = expect_vectors(self.reference, self.probes, progress)
 
-    @cached_property
-    def expected(self) -> ExpectedVectors:
-        """The reference's vectors of the probes in each role."""
-        return expect_vectors(self.reference, self.probes)
+    def certify(self, path: Path, precision: str, bounds: Bounds, progress: Progress) -> MultiVectorCertificate:
+        """Compare the vectors of all tokens in each role."""
+        return certify_multi_vector(path, self.expected, bounds, progress)
+
+    def _work(self, count_tokens: TokenCounter) -> int:
+        return 2 * len(self.probes)  # as queries and as documents
 
     def _draft_manifest(self) -> Manifest:
         return self.common_manifest(

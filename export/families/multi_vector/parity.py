@@ -17,7 +17,7 @@ from sbert_infer.engine import Engine
 from sbert_infer.errors import ParityError
 from sbert_infer.export.families.multi_vector.reference import MultiVectorReference
 from sbert_infer.export.options import Progress, no_progress
-from sbert_infer.export.verify.parity import cosine, refusing_failures
+from sbert_infer.export.verify.parity import Bounds, cosine, refusing_failures
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH
 from sbert_infer.similarity import maxsim
 
@@ -60,31 +60,33 @@ class ExpectedVectors:
     max_length: int
 
 
-def expect_vectors(reference: MultiVectorReference, texts: Sequence[str]) -> ExpectedVectors:
+def expect_vectors(
+    reference: MultiVectorReference, texts: Sequence[str], progress: Progress = no_progress
+) -> ExpectedVectors:
     """Encode `texts` with the reference, once for all artifacts that are compared with it."""
     roles = {}
     for name in reference.checkpoint.roles:
         some = texts[::_EVERY] if name == NO_ROLE else texts  # it has nothing that documents do not have
         prompt = reference.checkpoint.prompts.get(name, "")
-        vectors = reference.encode(some, name, prompt=prompt)
+        done = no_progress if name == NO_ROLE else progress
+        vectors = reference.encode(some, name, prompt=prompt, batch_size=8, progress=done)
         roles[name] = _Role(None if name == NO_ROLE else name, prompt, some, vectors)
     return ExpectedVectors(len(texts), roles, min(reference.checkpoint.max_length, MAX_PROBE_LENGTH))
 
 
 def certify_multi_vector(
-    path: Path, expected: ExpectedVectors, threshold: float, progress: Progress = no_progress
+    path: Path, expected: ExpectedVectors, bounds: Bounds, progress: Progress = no_progress
 ) -> MultiVectorCertificate:
     """Compare the artifact at `path` with the reference in each role, alone and in batches.
 
-    Raises `ParityError`, with the text, if a token's cosine is below `threshold`, or if other
-    tokens get vectors.
+    Raises `ParityError`, with the text, if a token's cosine is out of `bounds`, or if other tokens
+    get vectors.
     """
     cosines, errors, batch_errors, scored = [], [], [], {}
     for name, role in expected.roles.items():
-        alone, together = _encode(path, role)
-        progress(len(role.texts) if role.task else 0)
+        alone, together = _encode(path, role, progress if role.task else no_progress)
         for text, right, *found in zip(role.texts, role.vectors, alone, together, strict=True):
-            cosines += [_cosines(right, each, text, threshold) for each in found]
+            cosines += [_cosines(right, each, text, bounds.for_text(text)) for each in found]
             errors += [float(np.abs(each - right).max(initial=0)) for each in found]
             batch_errors.append(float(np.abs(found[0] - found[1]).max(initial=0)))
         step = max(1, len(role.texts) // _SCORED)
@@ -101,11 +103,11 @@ def certify_multi_vector(
         max_abs=max(errors),
         batch_max_abs=max(batch_errors),
         maxsim_max_abs=float(np.abs(scores[0] - scores[1]).max()),
-        threshold=threshold,
+        threshold=bounds.natural,
     )
 
 
-def _encode(path: Path, role: _Role) -> tuple[list[Vectors], list[Vectors]]:
+def _encode(path: Path, role: _Role, progress: Progress) -> tuple[list[Vectors], list[Vectors]]:
     """The artifact's vectors of each text alone, several calls at once, and of all in one call."""
     with (
         refusing_failures(),
@@ -113,8 +115,13 @@ def _encode(path: Path, role: _Role) -> tuple[list[Vectors], list[Vectors]]:
         ThreadPoolExecutor(usable_cores()) as pool,
     ):
         encode = partial(engine.encode, task=role.task, prompt=role.prompt)
-        alone = list(pool.map(lambda text: encode([text])[0], role.texts))
-        return alone, encode(list(role.texts))
+        alone = []
+        for vectors in pool.map(lambda text: encode([text])[0], role.texts):
+            alone.append(vectors)
+            progress(1)
+        together = encode(list(role.texts))
+        progress(len(together))
+        return alone, together
 
 
 def _cosines(right: Vectors, found: Vectors, text: str, threshold: float) -> npt.NDArray[np.float64]:

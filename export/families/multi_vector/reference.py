@@ -18,6 +18,7 @@ from sbert_infer.export.checkpoint.transformer import load_tokenizer
 from sbert_infer.export.families.multi_vector.checkpoint import MultiVectorCheckpoint
 from sbert_infer.export.families.multi_vector.roles import mark_prefixes
 from sbert_infer.export.families.multi_vector.stanford_colbert import PROJECTION
+from sbert_infer.export.options import Progress, no_progress
 from sbert_infer.export.reference.encoder import Dense, Encoder, batches_by_length, build_module, load_encoder
 
 Vectors = npt.NDArray[np.float32]
@@ -64,13 +65,22 @@ class MultiVectorReference(Encoder):
         return Tokens(ids, mask.masked_fill(added, 1) if role.attend_to_expansion else mask, wanted)
 
     @torch.inference_mode()
-    def encode(self, texts: Sequence[str], task: str, *, prompt: str = "", batch_size: int = 32) -> list[Vectors]:
-        """The vectors of each text, [tokens, dim]."""
+    def encode(
+        self,
+        texts: Sequence[str],
+        task: str,
+        *,
+        prompt: str = "",
+        batch_size: int = 32,
+        progress: Progress = no_progress,
+    ) -> list[Vectors]:
+        """The vectors of each text, [tokens, dim]. `progress` takes the number of texts done."""
         found: dict[int, Vectors] = {}
         for rows in batches_by_length([len(text) for text in texts], batch_size):
             tokens = self.tokenize([prompt + texts[i] for i in rows], task)
             vectors = self(tokens.input_ids, tokens.attention_mask)
             found |= {row: its[real].numpy() for row, its, real in zip(rows, vectors, tokens.wanted, strict=True)}
+            progress(len(rows))
         return [found[row] for row in range(len(texts))]
 
 

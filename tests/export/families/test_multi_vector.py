@@ -24,6 +24,7 @@ from sbert_infer.export.families.cross_encoder.checkpoint import is_cross_encode
 from sbert_infer.export.families.multi_vector.checkpoint import is_multi_vector, read_multi_vector
 from sbert_infer.export.families.multi_vector.parity import certify_multi_vector, expect_vectors
 from sbert_infer.export.families.multi_vector.reference import MultiVectorReference, load_multi_vector_reference
+from sbert_infer.export.verify.parity import Bounds
 from tests.models.checkpoints import edit_json
 from tests.models.graphs import assert_close
 from tests.models.multi_vectors import (
@@ -226,7 +227,7 @@ def test_command(native: Path, tmp_path: Path) -> None:
 def test_a_wrong_artifact_is_refused(once: Callable[..., Path], wrong: str) -> None:
     folder, path = export_multi_vector(once, **FIXED)
     reference = load_multi_vector_reference(read_multi_vector(folder))
-    certify_multi_vector(path, expect_vectors(reference, ALL_TEXTS), 0.9999)
+    certify_multi_vector(path, expect_vectors(reference, ALL_TEXTS), Bounds.everywhere(0.9999))
     if wrong == "vectors":
         with torch.no_grad():
             cast(Any, reference.encoder).embeddings.word_embeddings.weight[7:50] *= -1
@@ -237,4 +238,4 @@ def test_a_wrong_artifact_is_refused(once: Callable[..., Path], wrong: str) -> N
         ParityError,
         match="lowest cosine of a token" if wrong == "vectors" else "18 vectors of 16 numbers in PyTorch, 17 ",
     ):
-        certify_multi_vector(path, expect_vectors(reference, ALL_TEXTS), 0.9999)
+        certify_multi_vector(path, expect_vectors(reference, ALL_TEXTS), Bounds.everywhere(0.9999))

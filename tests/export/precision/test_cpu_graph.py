@@ -19,7 +19,7 @@ from sbert_infer.export.graph.fuse import count_fused
 from sbert_infer.export.precision.cpu_graph import make_cpu_graph
 from sbert_infer.export.reference.encoder import Reference
 from sbert_infer.export.verify.candidate import GraphCandidate
-from sbert_infer.export.verify.parity import MIN_COSINE, compare, expect
+from sbert_infer.export.verify.parity import MIN_COSINE, MIN_COSINE_OF_PLANS, Bounds, compare, expect
 from tests.export.cases import CASES
 from tests.export.precision.half import Half
 from tests.models.checkpoints import LAYERS, ODD_TEXTS, TEXTS
@@ -87,8 +87,9 @@ def shared_bytes(model: onnx.ModelProto) -> int:
 
 def test_parity(pair: Pair, tmp_path: Path) -> None:
     candidate = candidate_of(pair, tmp_path)
-    lowest = MIN_COSINE["fp32" if pair.precision == "fp16" else "bf16"]  # arithmetic is FP32, only weights are not
-    certificate = compare(candidate, expect(pair.reference, ALL_TEXTS), lowest)
+    # Arithmetic is FP32, only weights are not.
+    lowest = MIN_COSINE["fp32"] if pair.precision == "fp16" else MIN_COSINE_OF_PLANS["bf16"]
+    certificate = compare(candidate, expect(pair.reference, ALL_TEXTS), Bounds.everywhere(lowest))
     assert certificate.min_cosine < 1 - 1e-9  # the weights are rounded
     assert certificate.batch_max_abs < 1e-5 * max(1.0, float(np.abs(pair.reference.encode(TEXTS)).max()))
 
@@ -157,11 +158,11 @@ def test_weights_that_are_not_in_the_other_file_are_kept(pair: Pair, tmp_path: P
     assert shared_bytes(other.model) == 0
     assert len(cpu) < 0.75 * len(pair.fp32)  # in FP16
     candidate = candidate_of(other, tmp_path)
-    assert compare(candidate, expect(pair.reference, TEXTS), 0.99).min_cosine > 0.999
+    assert compare(candidate, expect(pair.reference, TEXTS), Bounds.everywhere(0.99)).min_cosine > 0.999
 
 
 def test_wrong_weights_get_no_certificate(pair: Pair, tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 60, len(pair.half), np.uint8).tobytes()
     candidate = candidate_of(replace(pair, half=noise), tmp_path)
     with pytest.raises(ParityError):
-        compare(candidate, expect(pair.reference, TEXTS), MIN_COSINE["fp16"])
+        compare(candidate, expect(pair.reference, TEXTS), Bounds.everywhere(MIN_COSINE_OF_PLANS["fp16"]))

@@ -21,7 +21,7 @@ from sbert_infer.export.precision.borrowed_weights import inline_weights
 from sbert_infer.export.precision.cuda_graph import make_cuda_graph
 from sbert_infer.export.reference.encoder import Reference
 from sbert_infer.export.verify.candidate import GraphCandidate, open_half
-from sbert_infer.export.verify.parity import MIN_COSINE, compare, expect
+from sbert_infer.export.verify.parity import MIN_COSINE, MIN_COSINE_OF_PLANS, Bounds, compare, expect
 from tests.export.cases import CASES as OLDER
 from tests.export.families.test_architectures import CASES as NEWER
 from tests.export.families.test_architectures import LENGTH
@@ -103,14 +103,16 @@ def test_its_structure_gives_the_vectors_of_the_reference(graphs: Graphs) -> Non
     certificate = compare(
         GraphCandidate(session_of(graphs.fp32), graphs.reference),
         expect(graphs.reference, ALL_TEXTS),
-        MIN_COSINE["fp32"],
+        Bounds.everywhere(MIN_COSINE["fp32"]),
     )
     assert certificate.min_cosine > 1 - 1e-9
 
 
 def test_parity_in_fp16(graphs: Graphs) -> None:
     candidate = GraphCandidate(open_half(graphs.model.SerializeToString()), graphs.reference)
-    certificate = compare(candidate, expect(graphs.reference, ALL_TEXTS), MIN_COSINE["fp16"])
+    certificate = compare(
+        candidate, expect(graphs.reference, ALL_TEXTS), Bounds.everywhere(MIN_COSINE_OF_PLANS["fp16"])
+    )
     assert 0.9999 < certificate.min_cosine < 1 - 1e-8  # below 1: something was rounded
 
 
@@ -173,7 +175,11 @@ def test_wrong_weights_get_no_certificate(plain: Graphs) -> None:
     noise = np.random.default_rng(0).integers(0, 60, len(plain.half), np.uint8).tobytes()
     model = inline_weights(plain.cuda, {"model.onnx": noise}).SerializeToString()
     with pytest.raises(ParityError):
-        compare(GraphCandidate(open_half(model), plain.reference), expect(plain.reference, TEXTS), MIN_COSINE["fp16"])
+        compare(
+            GraphCandidate(open_half(model), plain.reference),
+            expect(plain.reference, TEXTS),
+            Bounds.everywhere(MIN_COSINE_OF_PLANS["fp16"]),
+        )
 
 
 def test_a_constant_beyond_fp16_is_refused(plain: Graphs) -> None:

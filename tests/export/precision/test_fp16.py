@@ -25,7 +25,7 @@ from sbert_infer.export.reference.encoder import Reference, load_reference
 from sbert_infer.export.verify.candidate import open_half
 from sbert_infer.export.verify.fp16_emulation import emulate_half
 from sbert_infer.export.verify.packed_candidate import MIN_SAME, PackedCandidate, cosine_among_others
-from sbert_infer.export.verify.parity import MIN_COSINE, compare, cosine, expect
+from sbert_infer.export.verify.parity import MIN_COSINE_OF_PLANS, Bounds, compare, cosine, expect
 from sbert_infer.text.shapes import choose_shapes
 from sbert_infer.types import Shape
 from tests.export.cases import CASES
@@ -41,6 +41,7 @@ HalfOf = Callable[..., Half]
 SPELLED_OUT = "[CLS] <s> <pad> some words <pad> [PAD] and more <|endoftext|>"
 ALL_TEXTS = [*TEXTS, *ODD_TEXTS, SPELLED_OUT]
 FLOAT, FLOAT16, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.INT64
+FP16, BF16 = (Bounds.everywhere(MIN_COSINE_OF_PLANS[precision]) for precision in ("fp16", "bf16"))
 # Models whose positions are differences of columns.
 WITHOUT_POSITIONS = ("t5", "deberta-v2")
 
@@ -67,7 +68,7 @@ def emulated_session(content: bytes) -> Any:
 
 def test_parity_alone_in_mixed_rows_and_with_prompts(half: Half) -> None:
     candidate = PackedCandidate(open_half(half.content), half.reference, packed=True)
-    certificate = compare(candidate, expect(half.reference, ALL_TEXTS), MIN_COSINE["fp16"])
+    certificate = compare(candidate, expect(half.reference, ALL_TEXTS), FP16)
     assert 0.9999 < certificate.min_cosine < 1 - 1e-8  # below 1: something was rounded
 
 
@@ -97,7 +98,7 @@ def test_rows_longer_than_the_longest_text(family: str, half_of: HalfOf, monkeyp
 
     monkeypatch.setattr(session, "run", watch)
     expected = expect(half.reference, [" ".join(TEXTS), *TEXTS])
-    compare(PackedCandidate(session, half.reference, packed=True), expected, MIN_COSINE["fp16"])
+    compare(PackedCandidate(session, half.reference, packed=True), expected, FP16)
     assert max(lengths) == choose_shapes(None, 13, WIDTH, 64)[-1].length == 16
 
 
@@ -240,8 +241,8 @@ def test_bf16(family: str, half_of: HalfOf) -> None:
     session = open_half(half.content)
     assert cosine_among_others(session, half.reference) >= MIN_SAME["bf16"]
     candidate = PackedCandidate(session, half.reference, packed=True)
-    certificate = compare(candidate, expect(half.reference, ALL_TEXTS), MIN_COSINE["bf16"])
-    assert MIN_COSINE["bf16"] < certificate.min_cosine < 1 - 1e-6  # coarser than FP16
+    certificate = compare(candidate, expect(half.reference, ALL_TEXTS), BF16)
+    assert BF16.natural < certificate.min_cosine < 1 - 1e-6  # coarser than FP16
 
 
 # -------------------------------------------------------------------------------------------------
@@ -285,6 +286,10 @@ def test_a_model_that_overflows_gets_no_certificate(half_of: HalfOf) -> None:
             tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     expected = expect(half.reference, TEXTS)
     with pytest.raises(ParityError, match="NaN or infinity"):
-        compare(PackedCandidate(open_half(model.SerializeToString()), half.reference, packed=True), expected, 0.0)
+        compare(
+            PackedCandidate(open_half(model.SerializeToString()), half.reference, packed=True),
+            expected,
+            Bounds.everywhere(0.0),
+        )
     plain = PackedCandidate(open_session(model), half.reference, packed=True).encode(TEXTS)
     assert np.isfinite(plain).all()  # so the emulation is needed

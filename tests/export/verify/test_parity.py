@@ -19,12 +19,14 @@ from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.families import sentence
 from sbert_infer.export.reference.encoder import Reference, load_reference
-from sbert_infer.export.verify.parity import MIN_COSINE, _overlap, certify, cosine, expect, mixed_batches
+from sbert_infer.export.verify.parity import Bounds, _overlap, certify, cosine, expect, mixed_batches
+from sbert_infer.export.verify.probe_texts import is_odd
 from tests.models.checkpoints import ODD_TEXTS, TEXTS
 
 MakeCheckpoint = Callable[..., Path]
 
 ALL_TEXTS = [*TEXTS, *ODD_TEXTS]
+EXACT = Bounds.of("fp32")
 SHORT = ExportOptions(max_length=8)  # few texts to compare
 
 
@@ -43,25 +45,49 @@ def perturbed(model: ir.Model, change: Callable[[Any], Any]) -> ir.Model:
 
 def test_good_artifact(reference: Reference, export_checkpoint: MakeCheckpoint) -> None:
     done: list[int] = []
-    certificate = certify(export_checkpoint(), expect(reference, ALL_TEXTS), MIN_COSINE["fp32"], done.append)
+    certificate = certify(export_checkpoint(), expect(reference, ALL_TEXTS), EXACT, done.append)
     assert certificate.texts == len(ALL_TEXTS)
     assert certificate.threshold == 0.9999
     assert 0.99999 < certificate.min_cosine <= certificate.mean_cosine <= 1 + 1e-9
     assert 0 < certificate.max_abs < 1e-5
     assert certificate.batch_max_abs < 1e-5
     assert certificate.top10_overlap == 1
-    assert sum(done) >= 2 * len(ALL_TEXTS)
+    limit = reference.checkpoint.max_length
+    tokens = [len(reference.tokenizer(text, truncation=True, max_length=limit).input_ids) for text in ALL_TEXTS]
+    assert sum(done) >= 2 * sum(tokens)  # alone and mixed, where some run twice
 
 
 def test_certificate_is_what_was_measured(reference: Reference, export_checkpoint: MakeCheckpoint) -> None:
     path = export_checkpoint(int8=True)
-    certificate = certify(path, expect(reference, ALL_TEXTS), 0.5)
+    certificate = certify(path, expect(reference, ALL_TEXTS), Bounds.everywhere(0.5))
     expected = reference.encode(ALL_TEXTS)
     with Engine(path, on_truncate="ignore") as engine:
         vectors = engine.encode(ALL_TEXTS)
     assert certificate.max_abs == pytest.approx(np.abs(vectors - expected).max(), abs=1e-6)
-    assert certificate.min_cosine == pytest.approx((vectors * expected).sum(1).min(), abs=1e-6)
-    assert certificate.mean_cosine == pytest.approx((vectors * expected).sum(1).mean(), abs=1e-6)
+    cosines, odd = (vectors * expected).sum(1), np.array([is_odd(text) for text in ALL_TEXTS])
+    assert certificate.min_cosine == pytest.approx(cosines[~odd].min(), abs=1e-6)
+    assert certificate.mean_cosine == pytest.approx(cosines[~odd].mean(), abs=1e-6)
+    assert certificate.odd_min_cosine == pytest.approx(cosines[odd].min(), abs=1e-6)
+
+
+@pytest.mark.parametrize("text", [*TEXTS[:1], "a", "[CLS] [SEP] <s> </s> <pad> [MASK] [UNK]"])
+def test_odd_texts_have_a_bound_of_their_own(
+    text: str, reference: Reference, export_checkpoint: MakeCheckpoint
+) -> None:
+    """A vector that is off by a cosine of 0.95 is refused for a text that people write."""
+    expected = expect(reference, [*TEXTS[1:], text])
+    right = expected.vectors[-1]
+    aside = np.random.default_rng(0).normal(size=right.shape).astype(np.float32)
+    aside -= right * (aside @ right) / (right @ right)
+    expected.vectors[-1] = right + aside * (np.linalg.norm(right) / np.linalg.norm(aside) * 0.329)  # cosine 0.95
+    if is_odd(text):
+        certificate = certify(export_checkpoint(), expected, Bounds.of("int8"))
+        assert certificate.odd_min_cosine == pytest.approx(0.95, abs=0.001)
+        assert certificate.min_cosine > 0.9999
+        with pytest.raises(ParityError, match=r"at least 0\.96 is needed"):
+            certify(export_checkpoint(), expected, Bounds(0.98, 0.96))
+    with pytest.raises(ParityError, match=r"the lowest cosine to the reference is 0\.9[45]"):
+        certify(export_checkpoint(), expected, Bounds.of("fp32") if is_odd(text) else Bounds.of("int8"))
 
 
 def test_bad_artifact(
@@ -107,17 +133,18 @@ def test_nan_in_the_checkpoint(reference: Reference) -> None:
 def test_prompts_are_compared(make_checkpoint: MakeCheckpoint, export_checkpoint: MakeCheckpoint) -> None:
     path = export_checkpoint()
     checkpoint = replace(read_checkpoint(make_checkpoint()), prompts={"query": "Find this: "})
-    assert certify(path, expect(load_reference(checkpoint), TEXTS), 0.9999).min_cosine > 0.9999
+    assert certify(path, expect(load_reference(checkpoint), TEXTS), EXACT).min_cosine > 0.9999
     modules = (replace(checkpoint.pooling, include_prompt=False), *checkpoint.modules[1:])
     other = load_reference(replace(checkpoint, modules=modules))  # differs only where there is a prompt
     with pytest.raises(ParityError, match="the lowest cosine"):
-        certify(path, expect(other, TEXTS), 0.9999)
+        certify(path, expect(other, TEXTS), EXACT)
 
 
 def test_the_certificate_is_in_the_file(export_checkpoint: MakeCheckpoint) -> None:
     parity = open_artifact(export_checkpoint()).manifest.parity
     assert set(parity) == {
-        *("texts", "max_length", "min_cosine", "mean_cosine", "max_abs", "batch_max_abs", "top10_overlap", "threshold")
+        *("texts", "max_length", "min_cosine", "mean_cosine", "odd_min_cosine", "max_abs", "batch_max_abs"),
+        *("top10_overlap", "threshold"),
     }
 
 
