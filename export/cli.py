@@ -115,6 +115,9 @@ def main(
         what = f"{error.filename or checkpoint}: {error.strerror or error}" if isinstance(error, OSError) else error
         click.echo(f"error: {what}", err=True)
         raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        click.echo("stopped; what was not complete was not written", err=True)
+        raise SystemExit(130) from None
 
 
 def _options(

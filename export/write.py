@@ -74,11 +74,11 @@ def check_target(target: Path, force: bool) -> None:
     """Raise `ExportError` if `target` can't or must not be written."""
     if target.is_dir():
         raise ExportError(f"{target} is a folder: name a file")
-    if not target.parent.is_dir():
-        raise ExportError(f"the folder {target.parent} does not exist")
     check_free(target, force)
-    with _blaming(target), staged(target):  # leaves no trace
-        pass
+    with _blaming(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with staged(target):  # leaves no trace
+            pass
 
 
 @contextmanager

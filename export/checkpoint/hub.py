@@ -13,6 +13,9 @@ def locate(source: str, trust_remote_code: bool = False) -> Path:
     """The local folder of `source`, downloaded if it is a hub id."""
     if Path(source).is_dir():
         return Path(source)
+    if Path(source).is_file():
+        what = "a file: name the folder of a checkpoint, or a hub id; --inspect and --triton-repository take artifacts"
+        raise CheckpointError(source, [what])
     import huggingface_hub
 
     try:

@@ -165,6 +165,10 @@ class TestOutput:
         assert invoke(make_checkpoint(), *SHORT, "-o", "models").exit_code == 0
         assert [path.name for path in (folder / "models").iterdir()] == ["tiny-bert.onnx"]
 
+    def test_folders_are_made(self, folder: Path, make_checkpoint: MakeCheckpoint) -> None:
+        assert invoke(make_checkpoint(), *SHORT, "-o", "new/models/tiny.onnx").exit_code == 0
+        Engine(folder / "new" / "models" / "tiny.onnx").close()
+
     def test_relative_checkpoint(self, folder: Path, make_checkpoint: MakeCheckpoint) -> None:
         shutil.copytree(make_checkpoint(), folder / "my.model")
         os.chdir(folder / "my.model")
@@ -285,12 +289,10 @@ class TestRefusedAtOnce:
         Path("tiny-bert.int8.onnx").touch()
         assert refused(make_checkpoint(), "--fp32", "--int8").startswith("error: tiny-bert.int8.onnx exists")
 
-    def test_missing_parent(self, make_checkpoint: MakeCheckpoint) -> None:
-        assert refused(make_checkpoint(), "-o", "no/model.onnx") == "error: the folder no does not exist\n"
-
     def test_parent_is_a_file(self, make_checkpoint: MakeCheckpoint) -> None:
         Path("file").touch()
-        assert refused(make_checkpoint(), "-o", "file/model.onnx") == "error: the folder file does not exist\n"
+        error = refused(make_checkpoint(), "-o", "file/model.onnx")
+        assert error.startswith("error: file/model.onnx can't be written: ")
 
     @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that nobody can write to")
     def test_unwritable_folder(self, make_checkpoint: MakeCheckpoint) -> None:
@@ -322,6 +324,11 @@ class TestBadCheckpoint:
             assert needle in error
         assert not list(folder.iterdir())
 
+    def test_an_artifact_is_no_checkpoint(self, folder: Path, export_checkpoint: MakeCheckpoint) -> None:
+        error = refused(export_checkpoint(), "--quiet")
+        assert "a file: name the folder of a checkpoint, or a hub id" in error
+        assert "--inspect" in error
+
     def test_broken_weights(self, folder: Path, copy_checkpoint: MakeCheckpoint) -> None:
         path = copy_checkpoint()
         (path / "model.safetensors").write_bytes(b"not weights")
@@ -340,6 +347,15 @@ class TestBadCheckpoint:
         monkeypatch.setattr("torch.onnx.export", fail)
         error = refused(make_checkpoint(), *SHORT, "--quiet")
         assert error == "error: bert: torch can't export this model: aten::something\n"
+
+
+def test_ctrl_c(folder: Path, make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sbert_infer.export.families.sentence.load_reference", interrupt)
+    assert "stopped" in refused(make_checkpoint(), *SHORT, code=130)
+    assert not list(folder.iterdir())
 
 
 def test_the_real_command(folder: Path, make_checkpoint: MakeCheckpoint) -> None:

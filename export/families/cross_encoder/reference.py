@@ -28,6 +28,13 @@ class PairReference(Encoder):
         config: Any = self.encoder.config
         return getattr(config, "type_vocab_size", 0) > 1 and any(self.tokenizer("a", "b").get("token_type_ids", ()))
 
+    @property
+    def gelu_layers(self) -> int:
+        """Number of layers whose activation is a GELU; the head of some is one more."""
+        config: Any = self.encoder.config
+        heads = [getattr(config, key, "") for key in ("pooler_hidden_act", "classifier_activation")]
+        return super().gelu_layers + any("gelu" in str(name) for name in heads)
+
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """[batch, length], two or three times -> [batch, labels]."""
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
