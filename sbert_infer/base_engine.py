@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sbert_infer.artifact import open_artifact
@@ -22,6 +23,8 @@ from sbert_infer.types import OnTruncate, Text
 
 Self = TypeVar("Self", bound="BaseEngine")
 
+# Options of `BackendOptions` that a copy is opened with.
+_COPIED_OPTIONS = ("device", "strict", "workers", "threads", "max_batch_tokens")
 # The prompts for queries and for documents, the preferred name first, as sentence-transformers has
 # it.
 _PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
@@ -31,6 +34,7 @@ class BaseEngine:
     """An open model, closed by `close` or at the end of a `with` block."""
 
     kinds: tuple[str, ...]  # kinds of artifacts that this class opens
+    settings: tuple[str, ...] = ("prompts", "default_prompt_name", "max_seq_length")  # that users may change
 
     def __init__(
         self,
@@ -170,6 +174,14 @@ class BaseEngine:
             pipeline.close()
             pipeline.backend.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles hold the path and the settings; the file is opened again."""
+        _ = self.pipeline  # a closed engine can't be copied
+        options = {name: getattr(self._options, name) for name in _COPIED_OPTIONS}
+        settings = {name: getattr(self, name) for name in self.settings}
+        path = self.artifact.path.absolute()  # the other process may be in another folder
+        return _reopen, (type(self), path, {**options, "on_truncate": self.on_truncate}, settings, self.manifest)
+
     def __enter__(self: Self) -> Self:
         return self
 
@@ -227,6 +239,20 @@ class BaseEngine:
             limit = output.max_length or self.max_seq_length
             cut = f"{stats.truncated} of {stats.texts} {pipeline.noun}s were cut to {limit} tokens"
             warn(f"{cut}; see {type(self).__name__}(on_truncate=...)")
+
+
+def _reopen(
+    kind: type[Self], path: Path, options: dict[str, Any], settings: dict[str, Any], manifest: Manifest
+) -> Self:
+    """Open the engine that was pickled or copied."""
+    artifact = open_artifact(path)
+    if artifact.manifest != manifest:
+        raise EngineError(f"{path} is another model than the one that was pickled or copied")
+    engine = kind(artifact, **options)
+    for name, value in settings.items():
+        if getattr(engine, name) != value:
+            setattr(engine, name, value)
+    return engine
 
 
 class EvaluationMetrics:

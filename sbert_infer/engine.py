@@ -47,6 +47,7 @@ class Engine(BaseEngine):
     """
 
     kinds = (ENCODER, SPARSE_ENCODER, MULTI_VECTOR)
+    settings = (*BaseEngine.settings, "truncate_dim", "similarity_fn_name")
 
     truncate_dim: int | None  # dimensions that `encode` keeps by default; None for all
 

@@ -32,6 +32,7 @@ class Reranker(BaseEngine):
     """
 
     kinds = (RERANKER,)
+    settings = (*BaseEngine.settings, "activation_fn")
     activation_fn: Activation  # applied to scores, unless `predict` is given another
 
     def _apply(self, manifest: Manifest) -> None:

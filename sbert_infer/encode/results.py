@@ -12,13 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from sbert_infer.encode.options import EncodeOptions
+from sbert_infer.errors import EngineError
 
 logger = logging.getLogger("sbert_infer")
 
 
 def to_torch(vectors: npt.NDArray[Any], as_list: bool) -> Any:
     """Return one tensor, or a list with a tensor for each text."""
-    import torch
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise EngineError("tensors need torch, which is not installed: pip install torch, or ask for arrays") from error
 
     tensor = torch.from_numpy(vectors)
     return list(tensor) if as_list else tensor

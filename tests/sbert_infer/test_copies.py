@@ -1,0 +1,84 @@
+"""Copies and pickles of an engine open the same file with the same settings."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.base import BaseEstimator, clone
+
+from sbert_infer import Engine, EngineError, Reranker
+from tests.models.checkpoints import TEXTS
+
+MakeArtifact = Callable[..., Path]
+
+
+def encode_in_another_folder(engine: Engine) -> list[list[float]]:
+    os.chdir("/")
+    vectors: list[list[float]] = engine.encode(TEXTS).tolist()
+    return vectors
+
+
+def test_settings_come_along(export_checkpoint: MakeArtifact) -> None:
+    with Engine(export_checkpoint(), on_truncate="ignore", workers=1) as engine:
+        engine.max_seq_length, engine.truncate_dim, engine.similarity_fn_name = 5, 16, "dot"
+        engine.prompts["query"], engine.default_prompt_name = "find: ", "query"
+        expected = engine.encode(TEXTS)
+        for other in (copy.deepcopy(engine), pickle.loads(pickle.dumps(engine))):  # noqa: S301  # our own
+            with other:
+                assert other is not engine
+                assert other.prompts == engine.prompts
+                assert other.prompts is not engine.prompts
+                assert (other.max_seq_length, other.similarity_fn_name) == (5, "dot")
+                assert (other.on_truncate, other.info["workers"]) == ("ignore", 1)
+                assert np.array_equal(other.encode(TEXTS), expected)
+        assert engine.encode(TEXTS).shape == (len(TEXTS), 16)  # the first is as it was
+
+
+def test_another_process(export_checkpoint: MakeArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(export_checkpoint(), tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    with Engine("model.onnx") as engine, ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        there = pool.submit(encode_in_another_folder, engine).result()
+        assert np.array_equal(there, engine.encode(TEXTS))
+
+
+def test_reranker(reranker_onnx: Path) -> None:
+    with Reranker(reranker_onnx) as reranker:
+        reranker.activation_fn = "sigmoid"
+        with copy.deepcopy(reranker) as other:
+            assert np.array_equal(other.predict([("a", "b")]), reranker.predict([("a", "b")]))
+
+
+def test_scikit_learn_clones(export_checkpoint: MakeArtifact) -> None:
+    class Encoder(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+        def __init__(self, engine: Engine) -> None:
+            self.engine = engine
+
+    with Engine(export_checkpoint()) as engine, clone(Encoder(engine)).engine as other:
+        assert np.array_equal(other.encode(TEXTS), engine.encode(TEXTS))
+
+
+def test_a_closed_engine(export_checkpoint: MakeArtifact) -> None:
+    engine = Engine(export_checkpoint())
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        pickle.dumps(engine)
+
+
+def test_another_file_meanwhile(export_checkpoint: MakeArtifact, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    shutil.copy(export_checkpoint(), path)
+    with Engine(path) as engine:
+        pickled = pickle.dumps(engine)
+    shutil.copy(export_checkpoint(int8=True), path)
+    with pytest.raises(EngineError, match=r"model\.onnx is another model"):
+        pickle.loads(pickled)  # noqa: S301  # our own
