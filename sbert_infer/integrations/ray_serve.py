@@ -40,7 +40,7 @@ _TRIES = 3  # replicas that a request is sent to; a text that kills them all mus
 _PAUSE_S = 0.1  # before the second try
 _QUEUED_TOKENS = "queued_tokens"
 # Of one replica, whichever gets the request: they would say nothing about the others.
-_OF_ONE_REPLICA = frozenset({("GET", "/"), ("GET", "/metrics"), ("POST", "/admin/reload")})
+_OF_ONE_REPLICA = frozenset({("GET", "/"), ("GET", "/metrics"), ("GET", "/metrics/history"), ("POST", "/admin/reload")})
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from sbert_infer import __version__
+from sbert_infer.serve.history import History
 from sbert_infer.serve.logs import lost_lines
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
@@ -32,7 +33,8 @@ _ERROR_KINDS = {
     "CancelledError": "cancelled",
     "EngineError": "engine",
 }
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+# Six to each power of ten: percentiles are interpolated within them.
+_SECONDS = tuple(round(step * 10.0**power, 6) for power in range(-3, 2) for step in (1, 1.5, 2, 3, 5, 7))[:-1]
 _TOKENS = tuple(2**power for power in range(2, 16))
 
 
@@ -68,6 +70,7 @@ class Metrics:
             "sbert_batch_size_tokens", "Tokens in each batch.", ["model"], buckets=_TOKENS, registry=registry
         )
         registry.register(_LogCollector())
+        self.history = History(registry)
         Gauge("sbert_server_info", "The server.", ["version"], registry=registry).labels(__version__).set(1)
 
     def observer(self, model: str) -> Observe:

@@ -93,10 +93,12 @@ class Server:
         self.metrics.watch_connections(self._uvicorn.server_state.connections)
         if self._stopping is not None and self._stopping.done():
             self._uvicorn.should_exit = True  # told to stop while the models were opened
+        keeping = asyncio.ensure_future(self.metrics.history.keep())
         gc.freeze()  # what exists now stays: collecting it again took 5 % of the event loop's time
         try:
             await self._uvicorn.serve()
         finally:
+            keeping.cancel()
             await self.models.close(max(0.0, self._until - time.monotonic()))
             logger.info("stopped")
 

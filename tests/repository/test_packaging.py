@@ -18,7 +18,7 @@ from tests.repository.sources import PACKAGE, PYPROJECT, ROOT, modules
 
 # Built by setuptools' own functions, which need no network, in the folder of the project.
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
-PAGES = {f"sbert_infer/serve/routes/pages/{name}.html" for name in ("docs", "live")}
+PAGES = {file.relative_to(ROOT).as_posix() for file in (ROOT / "sbert_infer/serve/routes/pages").glob("*/*")}
 
 
 def package_files() -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from starlette.requests import Request
@@ -14,10 +15,11 @@ from sbert_infer.serve.metrics import Metrics
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.serve.wire.responses import json_response
-from sbert_infer.serve.wire.schemas import Health, Reload, Reloaded
+from sbert_infer.serve.wire.schemas import Health, PastMetrics, Reload, Reloaded
 
 _PAGES = Path(__file__).parent / "pages"
-# The pages are one file each, and may talk to this server only.
+_PARTS = re.compile(r'<link rel="stylesheet" href="(.+)">|<script src="(.+)"></script>')
+# The pages are sent as one file each, and may talk to this server only.
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; connect-src 'self'; img-src 'self' data:; "
     "script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -50,6 +52,9 @@ class Admin:
             ),
             Operation("GET", "/metrics", "Operation", "For Prometheus", self.metrics, None, media_type=_PROMETHEUS),
             Operation(
+                "GET", "/metrics/history", "Operation", "What the live page has plotted", self.history, PastMetrics
+            ),
+            Operation(
                 "POST",
                 "/admin/reload",
                 "Operation",
@@ -59,8 +64,8 @@ class Admin:
                 problems=("forbidden", "reload_failed"),
                 note="Needs an admin key. Requests are served meanwhile; a bad file changes nothing.",
             ),
-            Operation("GET", "/", "Pages", "The live page", self.page("live.html"), None, media_type=_HTML),
-            Operation("GET", "/docs", "Pages", "The routes, to read", self.page("docs.html"), None, media_type=_HTML),
+            Operation("GET", "/", "Pages", "The live page", self.page("live"), None, media_type=_HTML),
+            Operation("GET", "/docs", "Pages", "The routes, to read", self.page("docs"), None, media_type=_HTML),
         ]
 
     async def live(self, request: Request) -> Response:
@@ -79,6 +84,10 @@ class Admin:
         """Show all metrics."""
         return Response(self._metrics.render(), headers={"content-type": _PROMETHEUS})
 
+    async def history(self, request: Request) -> Response:
+        """Show what some metrics were in the last quarter of an hour."""
+        return json_response(self._metrics.history.read())
+
     async def reload(self, request: Request) -> Response:
         """Read keys, certificate and models again."""
         if not self._access.admin_keys:
@@ -92,8 +101,14 @@ class Admin:
 
     @staticmethod
     def page(name: str) -> Handler:
-        """Make the handler of a page, which is read from disk once."""
-        text = (_PAGES / name).read_bytes()
+        """Make the handler of a page, which is read from disk once, with its styles and scripts."""
+        file = _PAGES / name / f"{name}.html"
+
+        def inline(part: re.Match[str]) -> str:
+            tag, path = ("style", part[1]) if part[1] else ("script", part[2])
+            return f"<{tag}>\n{(file.parent / path).read_text(encoding='utf-8')}</{tag}>"
+
+        text = _PARTS.sub(inline, file.read_text(encoding="utf-8")).encode()
 
         async def handler(request: Request) -> Response:
             return Response(text, headers={**_PAGE_HEADERS, "content-type": _HTML})

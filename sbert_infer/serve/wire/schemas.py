@@ -255,3 +255,24 @@ class Reload(Struct):
     """The reloaded models."""
 
     models: list[Reloaded]
+
+
+class Series(Struct):
+    """A metric with its labels."""
+
+    name: str
+    labels: dict[str, str]
+
+
+class PastValues(Struct):
+    """The values of all series at one moment. Series that came later are left out at the end."""
+
+    age_s: float
+    values: list[float | None]  # None: there was no such series then
+
+
+class PastMetrics(Struct):
+    """What the live page plots, of the last quarter of an hour, the oldest first."""
+
+    series: list[Series]
+    samples: list[PastValues]

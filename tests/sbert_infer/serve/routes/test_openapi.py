@@ -28,7 +28,7 @@ def test_schemathesis_finds_nothing(start_server: Callable[..., Running], tmp_pa
     environment = {**os.environ, "PYTHONUTF8": "1"}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, env=environment)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert "Tested: 27" in done.stdout
+    assert "Tested: 28" in done.stdout
 
 
 def test_the_description_knows_the_models(server: Running) -> None:

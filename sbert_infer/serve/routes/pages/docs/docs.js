@@ -1,60 +1,3 @@
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>sbert-serve: API</title>
-<link rel="icon" href="data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E
-%3Crect width='16' height='16' rx='4' fill='%230b7a75'/%3E
-%3Cpath d='M3 11l3-5 3 3 4-5' fill='none' stroke='white' stroke-width='1.8'/%3E%3C/svg%3E">
-<style>
-:root { --page: #f6f7f9; --card: #fff; --ink: #1b2330; --dim: #5b6678; --line: #e1e6ed; --accent: #0b7a75;
-  --bad: #b3261e; --mono: 13px/1.55 ui-monospace, Menlo, Consolas, monospace; }
-@media (prefers-color-scheme: dark) {
-  :root { --page: #12161c; --card: #1a2028; --ink: #e6eaf0; --dim: #9aa6b8; --line: #2c3541; --accent: #35c2ba;
-    --bad: #ff8a80; }
-}
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1160px; padding: 24px 20px 80px; background: var(--page); color: var(--ink);
-  font: 15px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-h1 { font-size: 24px; margin: 0; }
-h2 { font-size: 18px; margin: 36px 0 12px; }
-h3 { font: 600 var(--mono); font-size: 15px; margin: 0; overflow-wrap: anywhere; }
-h4 { font-size: 13px; color: var(--dim); font-weight: 600; margin: 16px 0 6px; }
-p { margin: 6px 0; }
-a { color: var(--accent); }
-:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
-header, .head { display: flex; flex-wrap: wrap; align-items: baseline; gap: 4px 16px; }
-nav { display: flex; flex-wrap: wrap; gap: 6px 20px; margin-top: 14px; font: var(--mono); }
-article { background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 16px 20px;
-  margin-bottom: 14px; }
-.columns { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); gap: 0 32px; }
-@media (max-width: 820px) { .columns { grid-template-columns: minmax(0, 1fr); } }
-.dim { color: var(--dim); }
-.bad { color: var(--bad); }
-.method { color: var(--accent); margin-right: 10px; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; }
-th, td { text-align: left; vertical-align: top; padding: 5px 0 5px 14px; border-top: 1px solid var(--line);
-  font-weight: 400; overflow-wrap: anywhere; }
-th { padding-left: 0; width: 1%; white-space: nowrap; }
-th, code, pre { font: var(--mono); }
-pre { margin: 0; padding: 10px 76px 10px 12px; background: var(--page); border: 1px solid var(--line);
-  border-radius: 8px; white-space: pre-wrap; overflow-wrap: anywhere; }
-.curl { position: relative; margin-top: 16px; }
-button { position: absolute; top: 6px; right: 6px; font: inherit; font-size: 13px; color: var(--ink);
-  background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 2px 10px; cursor: pointer; }
-</style>
-</head>
-<body>
-<header>
-  <h1 id="title">API</h1><span id="version" class="dim"></span>
-  <a href="./">Live page</a><a href="openapi.json">openapi.json</a>
-</header>
-<p id="description" class="dim">Loading.</p>
-<nav id="contents" aria-label="Routes"></nav>
-<main id="routes"></main>
-<script>
 "use strict";
 const METHODS = ["get", "post", "put", "patch", "delete"];
 const LIMITS = {
@@ -66,18 +9,9 @@ const LIMITS = {
   maxItems: n => `at most ${n}`,
   default: value => value === null ? "" : `${JSON.stringify(value)} by default`,
 };
-const $ = id => document.getElementById(id);
-const here = new URL(".", location.href);
-here.username = here.password = "";  // fetch refuses a URL with credentials, and sends the browser's own
+const here = address(".");
 let spec;
 
-/** An element; strings among the children become text, never HTML. */
-function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-}
 /** Text in which `words` in backquotes become code. */
 function prose(text = "") {
   return text.split("`").map((piece, i) => i % 2 ? make("code", {}, piece) : piece);
@@ -145,11 +79,14 @@ function responsesTable(responses) {
     return row(status, ...prose(description + sent), " ", ...bodies.flat());
   }));
 }
+/** A path, from this page, with an example of each parameter. */
+function filled(path, operation) {
+  const values = Object.fromEntries((operation.parameters ?? []).map(resolve).map(({ name, example }) => [name, example]));
+  return path.slice(1).replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
+}
 function curl(method, path, operation, body) {
   const verb = { get: "", post: body ? "" : "-X POST " }[method] ?? `-X ${method.toUpperCase()} `;
-  const values = Object.fromEntries((operation.parameters ?? []).map(resolve).map(({ name, example }) => [name, example]));
-  const filled = path.slice(1).replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
-  const lines = [`curl ${verb}${here}${filled}`];
+  const lines = [`curl ${verb}${here}${filled(path, operation)}`];
   if ((operation.security ?? spec.security ?? []).length) lines.push("-H 'Authorization: Bearer YOUR_KEY'");
   if (body) lines.push(`-H 'Content-Type: ${body.type}'`, `-d ${quoted(JSON.stringify(body.value))}`);
   const code = make("pre", {}, lines.join(" \\\n  "));
@@ -175,6 +112,8 @@ function bodyOf(operation) {
 function route(path, method, operation) {
   const body = bodyOf(operation);
   const left = make("div", {}, curl(method, path, operation, body));
+  // An admin key has no business in a page.
+  if (!path.startsWith("/admin/")) left.append(sender(method, path, operation, body));
   if (operation.parameters) left.append(make("h4", {}, "Parameters"), parameters(operation.parameters));
   for (const schema of body ? choicesOf(body.schema) ?? [body.schema] : []) {
     left.append(make("h4", {}, "Body: ", ...kind(schema)), properties(schema));
@@ -206,7 +145,7 @@ function render() {
   if (location.hash) document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
 }
 async function load() {
-  const response = await fetch(new URL("openapi.json", here));
+  const response = await ask("openapi.json");
   if (!response.ok) throw new Error(`the server responded with ${response.status}`);
   spec = await response.json();
   render();
@@ -216,6 +155,3 @@ load().catch(error => {
   $("description").className = "bad";
   $("description").textContent = `Can't show the description: ${error.message}.`;
 });
-</script>
-</body>
-</html>

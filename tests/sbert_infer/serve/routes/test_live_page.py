@@ -1,14 +1,13 @@
-"""The live page and the page of the routes, in a real browser."""
+"""The live page, in a real browser."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import shlex
-import shutil
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
@@ -17,86 +16,17 @@ import pytest
 from sbert_infer import Engine
 from sbert_infer.artifact import open_artifact
 from tests.sbert_infer.serve.conftest import Running
+from tests.sbert_infer.serve.routes.conftest import Watched
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page, Route
+    from playwright.sync_api import Browser
 
 SENTENCES = ["a cat sat", "one <b>bold</b> & <i>odd</i> line", "rain", "the storm left the town under water"]
-WAIT_MS = 10_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    api = pytest.importorskip("playwright.sync_api")
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("no Chromium installed")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
-
-
-class Watched:
-    """A page, with all its requests and errors."""
-
-    def __init__(self, page: Page) -> None:
-        self.page = page
-        self.asked: list[str] = []
-        self.complaints: list[str] = []
-        page.set_default_timeout(WAIT_MS)
-        page.on("request", lambda request: self.asked.append(request.url))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("console", lambda message: self.complaints.append(message.text) if message.type == "error" else None)
-
-    def text(self, selector: str) -> str:
-        return self.page.inner_text(selector)
-
-    def value(self, label: str) -> str:
-        """The large value with this label beside a plot, or in the list of totals."""
-        return self.page.locator(f"dt:text-is('{label}')").locator("xpath=following-sibling::dd[1]").inner_text()
-
-    def wait(self, condition: Callable[[], bool]) -> None:
-        """Wait until it holds."""
-        for _ in range(WAIT_MS // 50):
-            if condition():
-                return
-            self.page.wait_for_timeout(50)
-        pytest.fail(f"the page never showed it; it shows:\n{self.text('body')}")
-
-    def wait_for_status(self, status: str) -> None:
-        self.wait(lambda: self.text("#status") == status)
-
-    def compare(self, sentences: list[str]) -> None:
-        self.page.fill("#sentences", "\n".join(sentences))
-        self.page.click("text=Compare")
-
-
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[Callable[..., Watched]]:
-    """`open_page(url, **options of the browser's context)`."""
-    contexts = []
-
-    def make(url: str, route: Callable[[Route], None] | None = None, **options: Any) -> Watched:
-        contexts.append(browser.new_context(**options))
-        watched = Watched(contexts[-1].new_page())
-        if route:
-            watched.page.route("**/metrics", route)
-        watched.page.goto(url)
-        return watched
-
-    yield make
-    for context in contexts:
-        context.close()
-
-
-# The live page ------------------------------------------------------------------------------------
 
 
 def test_traffic_moves_the_plots(server: Running, open_page: Callable[..., Watched]) -> None:
     watched = open_page(server.url)
     watched.wait(lambda: watched.value("texts/s") == "0")
-    assert "no traffic" in watched.text("#panels")
     assert watched.value("p50") == "–"  # noqa: RUF001  a dash
 
     seen = set()
@@ -137,10 +67,20 @@ sbert_batch_size_tokens_sum{{model="m"}} {tokens}
 sbert_batch_tokens_total{{model="m"}} {tokens}
 sbert_padded_tokens_total{{model="m"}} {padded}
 sbert_max_batch_tokens{{model="m"}} 512.0
-sbert_queue_tokens{{model="m"}} 1234.0
+sbert_queue_tokens{{model="m",class="interactive"}} 34.0
+sbert_queue_tokens{{model="m",class="bulk"}} 1200.0
 sbert_queue_oldest_seconds{{model="m"}} 0.0345
 sbert_tokens_total{{model="m"}} 2.5e+06
 sbert_errors_total{{kind="too_long",model="m"}} 3.0
+sbert_cache_hits_total{{model="m"}} {fast}
+sbert_cache_misses_total{{model="m"}} {batches}
+sbert_cache_bytes{{model="m"}} 4.2e+07
+sbert_http_requests_total{{route="/embed",status="200"}} {tokens}
+sbert_http_requests_total{{route="/embed",status="422"}} {slow}
+sbert_http_requests_total{{route="/embed",status="429"}} 1234
+sbert_http_requests_total{{route="/metrics",status="200"}} {padded}
+sbert_http_connections 17.0
+process_resident_memory_bytes 2.5e+09
 process_start_time_seconds 1.0
 """
     for ready, fast, slow, batches, tokens, padded in [("1.0", 7, 9, 5, 100, 120), ("0.0", 57, 109, 15, 4100, 5120)]
@@ -156,11 +96,58 @@ def test_figures_are_taken_between_two_scrapes(server: Running, open_page: Calla
     assert watched.value("padding") == "20 %"
     assert watched.value("tokens waiting") == "1.2 k"
     assert watched.value("oldest text") == "35 ms"
+    assert [watched.value(name) for name in ("interactive", "bulk")] == ["34", "1.2 k"]
+    assert [watched.value(name) for name in ("found there", "size")] == ["83 %", "42.0 MB"]
+    assert [watched.value(name) for name in ("open", "memory")] == ["17", "2.5 GB"]
+    assert watched.value("429 busy") == "0"
+    assert watched.value("4xx") not in ("0", "–")  # noqa: RUF001
+    rows = watched.text("#routes").replace("\N{MULTIPLICATION SIGN}", "x").split("\n")
+    assert rows == ["/embed", "200 x 4.1 k", "422 x 109", "429 x 1.2 k", "/metrics", "200 x 5.1 k"]
     assert watched.value("Tokens") == "2.5 M"
     assert watched.value("too long") == "0"
     assert watched.text("#status") == "not ready"
     assert "at most 512" in watched.text("#panels")
     assert watched.complaints == []
+
+
+def test_refusals_are_shown(start_server: Callable[..., Running], open_page: Callable[..., Watched]) -> None:
+    server = start_server()
+    watched = open_page(server.url)
+    watched.wait(lambda: "/v1/embeddings" in watched.text("#routes"))  # the page's own comparison
+    assert server.post("/v1/embeddings", {"input": "a", "nonsense": 1}).status_code == 400
+    watched.wait(lambda: "400 × 1" in watched.text("#routes"))  # noqa: RUF001
+    assert watched.value("4xx") != "0"
+    assert "no failed calls" in watched.text("#panels")  # of a model, which this was not
+    assert not watched.page.is_visible("text=Vector cache")  # this server has none
+
+
+def test_a_page_that_is_opened_shows_the_past(
+    start_server: Callable[..., Running], open_page: Callable[..., Watched]
+) -> None:
+    server = start_server()
+    for texts in (1, 2, 3):
+        server.post("/embed", {"inputs": ["a"] * texts})
+        server.server.metrics.history.take()
+    # Without /metrics, all that it can show is what the server has kept.
+    watched = open_page(server.url, route=lambda route: route.fulfill(status=503, body=""))
+    watched.wait_for_status("no metrics: the server responded with 503")
+    assert watched.value("texts/s") not in ("0", "–")  # noqa: RUF001
+    line = watched.page.locator("#panels path.c0:not(.area)").first.get_attribute("d") or ""
+    assert line.count("L") >= 1
+    hours = watched.page.locator("#panels .axis").first.inner_text().split()
+    assert len(hours) == 3
+    assert all(re.fullmatch(r"[0-2]\d:[0-5]\d", hour) for hour in hours)
+    watched.page.select_option("#span", "900")
+    assert watched.page.locator("#panels path.c0:not(.area)").first.get_attribute("d") not in ("", line)
+
+
+def test_all_fits_on_a_phone(server: Running, open_page: Callable[..., Watched]) -> None:
+    watched = open_page(server.url, viewport={"width": 390, "height": 844})
+    watched.page.wait_for_selector("#heat td")
+    assert len(watched.page.locator("#heat thead th").all()) == 7  # the comparison that the page makes by itself
+    assert watched.asked.count(f"{server.url}/v1/embeddings") == 1
+    for selector in ("html", ".scroll"):
+        assert watched.page.locator(selector).evaluate("part => part.scrollWidth <= part.clientWidth")
 
 
 def test_a_hidden_page_asks_for_nothing(server: Running, browser: Browser) -> None:
@@ -169,7 +156,7 @@ def test_a_hidden_page_asks_for_nothing(server: Running, browser: Browser) -> No
     watched = Watched(context.new_page())
     watched.page.goto(server.url)
     watched.page.wait_for_timeout(1200)
-    assert f"{server.url}/metrics" not in watched.asked
+    assert watched.asked == [f"{server.url}/"]
     watched.page.evaluate("window.seen = true")
     watched.wait_for_status("ready")
     context.close()
@@ -240,7 +227,7 @@ def test_what_can_not_be_compared_is_said(server: Running, open_page: Callable[.
     assert watched.text("#said") == "This page compares 24 sentences at most; there are 25."
     watched.compare(["alone"])
     assert "at least two" in watched.text("#said")
-    assert f"{server.url}/v1/embeddings" not in watched.asked
+    assert watched.asked.count(f"{server.url}/v1/embeddings") == 1  # when it was opened
     texts = ["short", "far too long " * 500]
     refused = server.post("/v1/embeddings", {"input": texts, "model": "small"})
     assert refused.status_code == 400
@@ -270,9 +257,10 @@ def test_several_models_can_be_chosen(
     with watched.page.expect_request("**/v1/embeddings") as request:
         watched.compare(SENTENCES)
     assert json.loads(request.value.post_data or "")["model"] == "two"
+    watched.page.select_option("#filter select", "two")
     watched.wait(lambda: watched.value("Texts") == str(len(SENTENCES)))
     watched.page.select_option("#filter select", "one")
-    watched.wait(lambda: watched.value("Texts") == "0")
+    watched.wait(lambda: watched.value("Texts") == "6")  # those that the page has compared when it was opened
 
 
 def test_a_server_that_goes_away_is_missed(
@@ -289,7 +277,7 @@ def test_a_server_that_goes_away_is_missed(
 
 def test_a_key_opens_both_pages(start_server: Callable[..., Running], open_page: Callable[..., Watched]) -> None:
     server = start_server(keys=("secret",))
-    for path in ("/", "/docs", "/metrics"):
+    for path in ("/", "/docs", "/metrics", "/metrics/history"):
         refused = httpx.get(server.url + path)
         assert refused.status_code == 401
         assert "Basic" in refused.headers["www-authenticate"]
@@ -305,30 +293,3 @@ def test_a_key_opens_both_pages(start_server: Callable[..., Running], open_page:
         watched.page.wait_for_selector("article")
         assert "secret" not in watched.text("body")
         assert watched.complaints == []
-
-
-# The page of the routes ---------------------------------------------------------------------------
-
-
-def test_the_docs_show_every_route(server: Running, open_page: Callable[..., Watched]) -> None:
-    watched = open_page(f"{server.url}/docs")
-    watched.page.wait_for_selector("article")
-    shown = watched.page.locator("article h3:has(.method)").all_inner_texts()
-    paths = server.client.get("/openapi.json").json()["paths"]
-    assert sorted(shown) == sorted(f"{method.upper()}{path}" for path, item in paths.items() for method in item)
-    links = watched.page.locator("a[href^='#']").evaluate_all("all => all.map(a => a.getAttribute('href').slice(1))")
-    assert all(watched.page.evaluate("id => document.getElementById(id) !== null", link) for link in set(links))
-    assert watched.complaints == []
-    assert all(url.startswith((server.url, "data:")) for url in watched.asked)
-
-
-def test_the_commands_in_the_docs_work(server: Running, open_page: Callable[..., Watched]) -> None:
-    watched = open_page(f"{server.url}/docs")
-    watched.page.wait_for_selector("article")
-    commands = [shlex.split(text) for text in watched.page.locator("pre").all_inner_texts()]
-    posts = [words for words in commands if "-d" in words]
-    assert f"{server.url}/v1/embeddings" in [words[1] for words in posts]
-    for words in posts:
-        header = dict([words[words.index("-H") + 1].split(": ")])
-        answer = httpx.post(words[1], headers=header, content=words[words.index("-d") + 1].encode())
-        assert answer.status_code == 200 or words[1].endswith("/embed_all"), f"{words}: {answer.text}"
