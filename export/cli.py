@@ -24,6 +24,7 @@ Examples:
   sbert-export model/                              writes model.onnx
   sbert-export model/ --int8                       writes model.int8.onnx, 8-bit, for CPUs
   sbert-export model/ --int8 --calibration my.txt  tuned on your own texts, one per line
+  sbert-export model/ --bf16                       writes model.bf16.onnx, for CPUs with BF16; runs on any
   sbert-export model/ --fp16                       writes model.plan, FP16, for GPUs; also runs on CPUs
   sbert-export model/ --fp16 --target sm89,sm120   with TensorRT-RTX engines for these GPUs inside
   sbert-export model/ --fp16 --bf16                in BF16, for a model that FP16 can't hold (T5, Gemma)
@@ -44,7 +45,7 @@ much, nothing is, and the exit code is 1.
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write, or a folder to put it in.")
 @click.option("--int8", is_flag=True, help="8-bit weights and activations, for CPUs.")
 @click.option("--fp16", is_flag=True, help="A plan for GPUs: FP16, with TensorRT engines inside.")
-@click.option("--bf16", is_flag=True, help="With --fp16: BF16 instead, less exact but with the range of FP32.")
+@click.option("--bf16", is_flag=True, help="BF16, half the size, for CPUs that have it; with --fp16, a plan in BF16.")
 @click.option("--portable", is_flag=True, help="Standard ONNX operators only, for runtimes other than onnxruntime.")
 @click.option("--max-length", type=click.IntRange(min=1), metavar="N", help="Limit texts to N tokens.")
 @click.option(
@@ -84,7 +85,7 @@ much, nothing is, and the exit code is 1.
     "--min-cosine",
     type=float,
     metavar="X",
-    help="Lowest cosine accepted. [0.9999; fp16: 0.999; bf16: 0.995; int8: 0.98]",
+    help="Lowest cosine accepted. [0.9999; bf16: 0.9995; fp16: 0.999, with bf16 0.995; int8: 0.98]",
 )
 @click.option(
     "--triton-repository",
@@ -149,10 +150,10 @@ def _export(checkpoint: str, output: Path | None, options: ExportOptions, reposi
     if repository is not None:
         _import("triton_server.repository").check_repository(path, repository, options.force)
     manifest = exporter.export(checkpoint, path, options, step=silent if quiet else _printed_step)
-    for warning in report.warnings(checkpoint, manifest, options.portable):
+    for warning in report.warnings(checkpoint, manifest, options.standard):
         click.echo(f"warning: {warning}", err=True)
     if not quiet:
-        click.echo(report.summarize(manifest, path, options.portable))
+        click.echo(report.summarize(manifest, path, options.standard))
     if repository is not None:
         _write_repository(path, repository, options.force, quiet)
 

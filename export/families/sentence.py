@@ -54,7 +54,7 @@ class SentenceEncoder(Family):
         checkpoint = self.checkpoint
         if checkpoint.model_type in (STATIC, SPARSE_STATIC) and self.options.precision != "fp32":
             what = f"{checkpoint.name} is a table of static embeddings, with no layers to compute: export it without"
-            raise ExportError(f"{what} --{'fp16' if self.options.fp16 else 'int8'}")
+            raise ExportError(f"{what} --{'fp16' if self.options.fp16 else self.options.precision}")
         odd = [type(spec).__name__ for spec in checkpoint.modules if not isinstance(spec, PoolingSpec | NormalizeSpec)]
         if self.options.pooling == "kernel" and (checkpoint.pooling.modes != ("mean",) or odd):
             has = ", ".join(["+".join(checkpoint.pooling.modes) + " pooling", *odd])
