@@ -25,6 +25,7 @@ Examples:
   sbert-export model/ --int8                       writes model.int8.onnx, 8-bit, for CPUs
   sbert-export model/ --fp32 --int8                writes both, in little more time than the slower one
   sbert-export model/ --int8 --calibration my.txt  tuned on your own texts, one per line
+  sbert-export model/ --bf16                       writes model.bf16.onnx, for CPUs with BF16; runs on any
   sbert-export model/ --fp16                       writes model.plan, FP16, for GPUs; also runs on CPUs
   sbert-export model/ --fp16 --target sm89,sm120   with TensorRT-RTX engines for these GPUs inside
   sbert-export model/ --fp16 --bf16                in BF16, for a model that FP16 can't hold (T5, Gemma)
@@ -46,7 +47,7 @@ much, nothing is, and the exit code is 1.
 @click.option("--fp32", is_flag=True, help="FP32, exact; the default, and to be named only beside another precision.")
 @click.option("--int8", is_flag=True, help="8-bit weights and activations, for CPUs.")
 @click.option("--fp16", is_flag=True, help="A plan for GPUs: FP16, with TensorRT engines inside.")
-@click.option("--bf16", is_flag=True, help="With --fp16: BF16 instead, less exact but with the range of FP32.")
+@click.option("--bf16", is_flag=True, help="BF16, half the size, for CPUs that have it; with --fp16, a plan in BF16.")
 @click.option("--portable", is_flag=True, help="Standard ONNX operators only, for runtimes other than onnxruntime.")
 @click.option("--max-length", type=click.IntRange(min=1), metavar="N", help="Limit texts to N tokens.")
 @click.option(
@@ -86,7 +87,7 @@ much, nothing is, and the exit code is 1.
     "--min-cosine",
     type=float,
     metavar="X",
-    help="Lowest cosine accepted. [0.9999; fp16: 0.999; bf16: 0.995; int8: 0.98]",
+    help="Lowest cosine accepted. [0.9999; bf16: 0.9995; fp16: 0.999, with bf16 0.995; int8: 0.98]",
 )
 @click.option(
     "--triton-repository",
@@ -167,12 +168,12 @@ def _export(
             raise ExportError("--triton-repository takes one precision at a time")
         _import("triton_server.repository").check_repository(targets[0], repository, wanted[0].force)
     pairs = list(zip(targets, wanted, strict=True))
-    portable = {target: options.portable for target, options in pairs}
+    standard = {target: options.standard for target, options in pairs}
     for path, manifest in exporter.export_all(checkpoint, pairs, step=silent if quiet else _printed_step):
-        for warning in report.warnings(checkpoint, manifest, portable[path]):
+        for warning in report.warnings(checkpoint, manifest, standard[path]):
             click.echo(f"warning: {warning}", err=True)
         if not quiet:
-            click.echo(report.summarize(manifest, path, portable[path]))
+            click.echo(report.summarize(manifest, path, standard[path]))
     if repository is not None:
         _write_repository(targets[0], repository, wanted[0].force, quiet)
 

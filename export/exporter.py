@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -11,6 +12,8 @@ from typing import cast
 import onnx_ir as ir
 
 from sbert_infer.artifact.manifest import Manifest
+from sbert_infer.backends.openvino_install import openvino_version, why_no_bf16
+from sbert_infer.errors import SbertInferWarning
 from sbert_infer.export.checkpoint.hub import locate
 from sbert_infer.export.families.cross_encoder.family import CrossEncoder
 from sbert_infer.export.families.family import Family
@@ -21,6 +24,7 @@ from sbert_infer.export.graph.cpu_rewrites import tune
 from sbert_infer.export.graph.fuse import count_fused
 from sbert_infer.export.options import ExportOptions, Step, default_output, silent
 from sbert_infer.export.plan_exporter import PlanWriter
+from sbert_infer.export.precision.bf16 import to_bf16
 from sbert_infer.export.precision.int8 import quantize
 from sbert_infer.export.verify.parity import Bounds
 from sbert_infer.export.write import check_free, check_target, stage
@@ -96,19 +100,26 @@ class _Graphs:
 
 
 def _write_onnx(model: Family, graphs: _Graphs, options: ExportOptions, target: Path, step: Step) -> Manifest:
-    """Convert `model` in FP32 or 8 bits, compare it with the reference, and put it in place."""
-    with step("convert", "int8, fused" if options.int8 else "portable" if options.portable else "fused", 0):
-        graph = graphs.copy(portable=options.portable)
+    """Convert `model`, compare it with the reference, and put it in place."""
+    how = {"fp32": "portable" if options.portable else "fused", "bf16": "bf16, portable", "int8": "int8, fused"}
+    with step("convert", how[options.precision], 0):
+        graph = graphs.copy(portable=options.standard)
         fused = count_fused(graph, model.reference.layers, model.reference.gelu_layers)
         if options.int8:
             quantize(graph, model.calibration(options.calibration))
+        elif options.bf16:
+            to_bf16(graph)
         elif not options.portable:
             tune(graph)
     draft = replace(model.draft, precision=options.precision, fusion=asdict(fused))
+    if options.bf16 and why_no_bf16() is None:  # the certificate is then that of OpenVINO, else that of FP32
+        draft = replace(draft, versions={**draft.versions, "openvino": str(openvino_version())})
     bounds = Bounds.of(options.precision, options.min_cosine)
     with stage(graph, draft, model.tokenizer_json, target) as artifact:
         what = f"{len(model.probes)} {model.unit} against eager PyTorch"
-        with step("verify", what, 2 * model.work) as progress:
+        with step("verify", what, 2 * model.work) as progress, warnings.catch_warnings():
+            if options.bf16:  # that it does not run here, which the report says
+                warnings.simplefilter("ignore", SbertInferWarning)
             certificate = model.certify(artifact.path, options.precision, bounds, progress)
         with step("save", str(target), 0):
             check_free(target, options.force)  # again: this took a while

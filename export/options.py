@@ -22,7 +22,7 @@ class ExportOptions:
 
     int8: bool = False
     fp16: bool = False  # a plan, for GPUs
-    bf16: bool = False  # with `fp16`: in BF16, for a model that FP16 can't hold
+    bf16: bool = False  # for CPUs; with `fp16`: a plan in BF16, for a model that FP16 can't hold
     portable: bool = False  # standard operators only
     max_length: int | None = None  # tokens; the checkpoint's own limit by default
     calibration: Sequence[str] = ()  # texts like those to be encoded, for int8 and fp16
@@ -43,8 +43,8 @@ class ExportOptions:
             raise ExportError("--int8 needs operators of onnxruntime: it can't be --portable")
         if self.fp16 and (self.int8 or self.portable):
             raise ExportError("--fp16 writes a plan: it can't be combined with --int8 or --portable")
-        if self.bf16 and not self.fp16:
-            raise ExportError("--bf16 is for plans: --fp16 --bf16")
+        if self.bf16 and (self.int8 or self.portable):
+            raise ExportError("--bf16 has standard operators, and 16 bits: leave out --portable and --int8")
         if not self.fp16 and (self.lengths or self.targets is not None or self.pooling != "graph"):
             raise ExportError("--lengths, --target and --pooling are for --fp16")
         if self.pooling not in ("graph", "kernel"):
@@ -70,15 +70,22 @@ class ExportOptions:
         return "sparse" in self.outputs or "multi" in self.outputs
 
     @property
+    def standard(self) -> bool:
+        """Whether the graph of an ONNX model has standard operators only."""
+        return self.portable or (self.bf16 and not self.fp16)
+
+    @property
     def precision(self) -> str:
         """The precision's name in the manifest."""
+        if self.bf16:
+            return "bf16"
         if self.fp16:
-            return "bf16" if self.bf16 else "fp16"
-        return "int8" if self.int8 else "bf16" if self.bf16 else "fp32"
+            return "fp16"
+        return "int8" if self.int8 else "fp32"
 
 
 def default_output(source: str, options: ExportOptions) -> Path:
-    """`some/model/` -> `model.onnx`, `model.int8.onnx`, `model.plan` ..., in the current folder."""
+    """`some/model/` -> `model.onnx`, `model.int8.onnx`, `model.bf16.onnx` or `model.plan`, here."""
     name = Path(source).resolve().name if Path(source).is_dir() else source.rstrip("/").rpartition("/")[2]
     if options.fp16:
         return Path(f"{name}.plan")

@@ -9,6 +9,7 @@ from pathlib import Path
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.manifest import ENCODER, MULTI_VECTOR, RERANKER, SPARSE_ENCODER, Artifact, Manifest
 from sbert_infer.artifact.plan_file import Plan
+from sbert_infer.backends.openvino_install import why_no_bf16
 from sbert_infer.encode.multi_vector import role_of
 
 # -------------------------------------------------------------------------------------------------
@@ -22,6 +23,9 @@ def warnings(checkpoint: str, manifest: Manifest, portable: bool) -> Iterator[st
     missing = [f"{name} {fusion[name]} of {n}" for name, n in wanted.items() if fusion[name] < n]
     if missing and not portable:
         yield f"not all of the graph was fused ({', '.join(missing)}): it is right, but slower"
+    if portable and manifest.precision == "bf16" and "openvino" not in manifest.versions:
+        why = why_no_bf16() or "it could not when this was exported"
+        yield f"BF16 can't run here ({why}): compared in FP32, which proves no more than the rounding of the weights"
     folder = Path(checkpoint)
     if manifest.kind == ENCODER and folder.is_dir() and not (folder / "modules.json").is_file():
         # A language model, or a reranker, becomes a sentence encoder as easily as any transformer.
@@ -111,6 +115,8 @@ def _model(manifest: Manifest) -> Iterator[tuple[str, str]]:
     compared = f"on {parity.get('texts')} texts"
     if manifest.kind == RERANKER:
         compared = f"on {parity['pairs']} pairs, correlation {parity['correlation']:.6f}"
+    if manifest.precision == "bf16" and "openvino" not in manifest.versions and manifest.fusion["attention"] == 0:
+        compared += " in FP32"
     yield "parity", f"{_difference(manifest)}, {compared}; at least {parity['threshold']} was asked for"
     yield "made by", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
 

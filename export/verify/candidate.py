@@ -13,8 +13,10 @@ import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime
 
+from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.manifest import SENTENCE
-from sbert_infer.backends.onnxruntime_session import FileModel, open_session
+from sbert_infer.backends.base import Batch
+from sbert_infer.backends.select import BackendOptions, open_backend
 from sbert_infer.encode.sparse import SparseOutput, SparseRows
 from sbert_infer.engine import Engine
 from sbert_infer.errors import EngineError
@@ -69,11 +71,10 @@ class SparseCandidate(EngineCandidate):
 
 def open_outputs(path: Path, *names: str) -> Callable[[Ids, Ids], list[Vectors]]:
     """A function from ids and mask [batch, length] to these outputs of the artifact's graph."""
-    session = open_session(FileModel(path), 1)
+    backend = open_backend(open_artifact(path), BackendOptions("cpu", workers=1))
 
     def run(ids: Ids, mask: Ids) -> list[Vectors]:
-        outputs: list[Vectors] = session.run(list(names), {"input_ids": ids, "attention_mask": mask})
-        return outputs
+        return backend.run(Batch(ids, mask), names)
 
     return run
 

@@ -96,7 +96,7 @@ def certify(path: Path, expected: Expected, bounds: Bounds, progress: Progress =
     Raises `ParityError`, with the worst texts, if a cosine is out of `bounds` or a number is not
     finite.
     """
-    with refusing_failures(), closing(EngineCandidate(path, workers=1)) as candidate:
+    with refusing_failures(), closing(EngineCandidate(path, threads=1)) as candidate:
         return compare(candidate, expected, bounds, progress)
 
 

@@ -32,7 +32,7 @@ def some_texts(texts: Sequence[str], dim: int) -> list[str]:
 
 def certify_sparse(path: Path, expected: Expected, bounds: Bounds, progress: Progress) -> SparseCertificate:
     """Compare the artifact at `path` with the reference's vectors; raises as `certify` does."""
-    with refusing_failures(), closing(SparseCandidate(path, workers=1)) as candidate:
+    with refusing_failures(), closing(SparseCandidate(path, threads=1)) as candidate:
         certificate = compare(candidate, expected, bounds, progress)
         ours, right = candidate.encode(expected.texts[::_EVERY]) != 0, expected.vectors[::_EVERY] != 0
     shared = (ours & right).sum(axis=1) / np.maximum((ours | right).sum(axis=1), 1)

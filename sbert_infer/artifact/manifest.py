@@ -56,11 +56,11 @@ class Manifest:
 
     name: str
     architecture: str
-    precision: str  # fp32, int8 or fp16
+    precision: str  # fp32, bf16 or int8; of a plan fp16 or bf16
     dim: int
     max_length: int
     pooling: tuple[str, ...]
-    include_prompt: bool  # if False, the graph has an optional input `prompt_length`
+    include_prompt: bool  # if False, the graph has an input `prompt_length`, optional but in BF16
     normalized: bool  # whether the graph's vectors have length 1
     prompts: Mapping[str, str]
     default_prompt_name: str | None

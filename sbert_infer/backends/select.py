@@ -7,8 +7,10 @@ For a plan, in this order:
 3. onnxruntime on the GPU, with its own fused operators;
 4. onnxruntime on the CPU, with the weights widened to FP32.
 
-If a TensorRT engine has to be built, or for steps 3 and 4, a warning says why; with `strict`, that
-is an error.
+An ONNX model in BF16 runs with OpenVINO, else in FP32 with onnxruntime.
+
+If a TensorRT engine has to be built, for steps 3 and 4, and for a BF16 model in FP32, a warning
+says why; with `strict`, that is an error.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from sbert_infer.backends.devices import Device, gpu_indices
 from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
 from sbert_infer.backends.onnxruntime_cuda import OnnxCudaBackend
 from sbert_infer.backends.onnxruntime_session import FileModel, PlanModel, cuda_model
+from sbert_infer.backends.openvino import OpenVinoBackend
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.backend import TensorRTBackend
 from sbert_infer.backends.tensorrt.build import BUILD_VERSION
@@ -40,6 +43,7 @@ READY = "a TensorRT engine that is ready"
 _GPU = "a GPU"
 _TENSORRT = "TensorRT"
 _CUDA = "onnxruntime on the GPU"
+OPENVINO = "OpenVINO in BF16"
 
 # Called with each better choice that is not taken, and why, in that order; with `READY` before a
 # TensorRT engine is built.
@@ -76,6 +80,8 @@ def open_backend(artifact: Artifact, options: BackendOptions) -> Backend:
         if options.device is None:
             other = "" if artifact.manifest.precision == "int8" else 'give device="cuda", or '
             options.passed_over(_CUDA, f"an ONNX file runs on the CPU: {other}export the model with --fp16")
+        if artifact.manifest.precision == "bf16":
+            return _bf16_cpu(artifact, model, options)
         return _onnxruntime_cpu(model, options)
     if artifact.manifest.precision == "int8":  # onnxruntime would silently run its products on the CPU
         raise EngineError(f"{artifact.path}: 8-bit is for CPUs; for a GPU export it with --fp16")
@@ -225,6 +231,20 @@ def _onnxruntime_cpu(model: FileModel | PlanModel, options: BackendOptions) -> B
     return OnnxBackend(
         model, workers=options.workers, threads=options.threads, max_batch_tokens=options.max_batch_tokens
     )
+
+
+def _bf16_cpu(artifact: Artifact, model: FileModel, options: BackendOptions) -> Backend:
+    """Return OpenVINO in BF16 or, if that can't run here, onnxruntime in FP32, with a warning."""
+    how = {"workers": options.workers, "threads": options.threads, "max_batch_tokens": options.max_batch_tokens}
+    try:
+        return OpenVinoBackend(artifact, **how)
+    except EngineError as error:
+        if options.strict:
+            raise EngineError(f"{artifact.path}: can't run in BF16: {error}") from error
+        options.passed_over(OPENVINO, str(error))
+        backend = _onnxruntime_cpu(model, options)
+        warn(f"{artifact.path} runs in FP32 with {backend.describe()}: {error}")
+        return backend
 
 
 def _installed() -> list[TensorRT]:

@@ -71,6 +71,8 @@ def _package(package: dict[str, Any]) -> Iterator[str]:
         yield f"made for CUDA {package['cuda']}"
     if providers := package["facts"].get("providers"):
         yield " ".join(name.removesuffix("ExecutionProvider") for name in providers)
+    if "bf16" in package["facts"]:
+        yield "BF16 on this CPU" if package["facts"]["bf16"] else "no BF16 on this CPU"
     if package["name"] == "torch" and not package["error"] and not package["cuda"]:
         yield "for CPUs"
 

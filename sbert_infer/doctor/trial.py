@@ -22,7 +22,7 @@ from sbert_infer import Engine, Reranker
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, Artifact
 from sbert_infer.artifact.plan_file import Plan
-from sbert_infer.backends.select import READY, BackendOptions, WouldBuildError, open_backend
+from sbert_infer.backends.select import OPENVINO, READY, BackendOptions, WouldBuildError, open_backend
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.doctor.packages import end_of_process
 from sbert_infer.errors import SbertInferError
@@ -87,7 +87,8 @@ def try_artifact(path: Path, device: str | None = None, run: bool = False) -> di
             else:
                 result["uses"] = _choose(artifact, BackendOptions(device, build=False, passed_over=pass_over))
             if cuda.driver_problem() and not isinstance(artifact, Plan):
-                passed_over.clear()  # an ONNX file has no better choice than the CPU where there is no GPU
+                # An ONNX file has no better choice than the CPU where there is no GPU.
+                passed_over[:] = [each for each in passed_over if each["choice"] == OPENVINO]
     except (SbertInferError, ValueError, OSError) as error:
         result["error"] = " ".join(str(error).split())
     return {**result, "passed_over": passed_over}

@@ -108,7 +108,6 @@ def test_without_the_package_that_builds(make_checkpoint: MakeCheckpoint, monkey
     ("arguments", "words"),
     [
         (("--fp16", "--portable"), "--fp16"),
-        (("--bf16",), "--fp16 --bf16"),
         (("--target", "sm89"), "--target"),
         (("--pooling", "kernel"), "--pooling"),
         (("--max-batch-tokens", "64"), "--max-batch-tokens"),

@@ -1,4 +1,4 @@
-"""The user's cache of TensorRT engines built on this machine, kernel timings and compiled kernels.
+"""The user's cache: TensorRT engines built here, kernel timings, compiled kernels, and verdicts.
 
 A file is named after everything that its TensorRT engine depends on, and starts with the sha256 of
 its content. A process that builds one holds a lock, so that others wait instead of building it too.
@@ -86,6 +86,20 @@ def kept_kernels(key: str) -> bytes | None:
 def keep_kernels(key: str, content: bytes) -> None:
     """Keep compiled kernels under `key`, instead of any kept before."""
     _keep(_kernels(key), content)
+
+
+def kept_verdict(key: str) -> bytes | None:
+    """Return what was found out about this machine under `key`; None if nothing was."""
+    return _read(_verdict(key))
+
+
+def keep_verdict(key: str, content: bytes) -> None:
+    """Keep what was found out about this machine under `key`."""
+    _keep(_verdict(key), content)
+
+
+def _verdict(key: str) -> Path:
+    return cache_folder() / "verdicts" / f"{key}.verdict"
 
 
 def _kernels(key: str) -> Path:
