@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -13,7 +14,7 @@ import numpy as np
 
 from sbert_infer._util.cores import usable_cores
 from sbert_infer.bench.contest.cuda_lineup import cuda_line_up
-from sbert_infer.bench.contest.lineup import PACKAGES, TUNED, Contestant, choose, line_up, not_installed
+from sbert_infer.bench.contest.lineup import PACKAGES, TUNED, Contestant, choose, line_up, not_installed, settle
 from sbert_infer.bench.contest.models_under_test import ModelsUnderTest, check_weights
 from sbert_infer.bench.contest.process import RemoteWorker
 from sbert_infer.bench.contest.rounds import Contest
@@ -24,13 +25,15 @@ from sbert_infer.bench.report.machine import machine_stamp
 from sbert_infer.bench.report.results import QUALITY, Results, Row, WorkloadFacts
 from sbert_infer.bench.report.verdict import score, score_quality
 from sbert_infer.bench.stats import flops
-from sbert_infer.bench.workloads import make_pairs
+from sbert_infer.bench.workloads import make_pairs, make_workload
 from sbert_infer.text.inputs import prepend
 from sbert_infer.text.pair_tokenizer import PairTokenizer
 from sbert_infer.text.tokenizer import Tokenizer
 from sbert_infer.types import Text
 
 Progress = Callable[[str], object]
+
+_CALIBRATION_TEXTS = 300  # what NNCF takes by default
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,8 @@ def run_session(
     tasks = make_tasks(models, settings.sts, settings.pairs, settings.beir)
     progress("looking around")
     around = _look_around(models, settings, speed=bool(workloads))
-    everyone = [*_line_up(models, settings, around), *extra]
+    around.checkpoint["calibration"] = _write_calibration(workloads, folder)
+    everyone = [*settle(_line_up(models, settings, around), around.ours), *extra]
     absent = not_installed(everyone, around.ours, around.theirs)
     chosen = choose(everyone, absent, settings.only)
     stamp = {**machine_stamp(), **_stamp(models, settings, around), "workloads": list(workloads)}
@@ -93,7 +97,7 @@ def run_session(
             for name, given in workloads.items():
                 texts = make_pairs(given) if models.pairs else given
                 rounds = _run_workload(contest, name, texts, settings, progress)
-                facts.append(_facts(name, texts, models, around, contest.peak_gflops, settings.device))
+                facts.append(_facts(name, texts, models, around, contest.peaks))
                 rows += score(contest.entrants, facts[-1])
                 if rounds < settings.rounds:
                     raise KeyboardInterrupt
@@ -107,7 +111,7 @@ def run_session(
 
 def _line_up(models: ModelsUnderTest, settings: Settings, around: Surroundings) -> list[Contestant]:
     if settings.device == "cpu":
-        return line_up(models.artifacts, around.checkpoint)
+        return line_up(models.artifacts, around.checkpoint, models.not_exported)
     if not around.gpu:
         raise BenchError("--device cuda: PyTorch sees no GPU here; `make bench-gpu` makes an environment for one")
     return cuda_line_up(models.artifacts, around.checkpoint, models.not_exported)
@@ -134,6 +138,14 @@ def _look_around(models: ModelsUnderTest, settings: Settings, *, speed: bool) ->
         raise BenchError(str(error)) from error
     except OSError as error:
         raise BenchError(f"{settings.rivals_python} can't be run: {error.strerror}") from error
+
+
+def _write_calibration(workloads: Mapping[str, Sequence[str]], folder: Path) -> str:
+    """Write texts from every workload for rivals that calibrate their 8 bits; return the file."""
+    texts = [text for given in workloads.values() for text in given] or make_workload("mixed", _CALIBRATION_TEXTS)
+    file = folder / "calibration.json"
+    file.write_text(json.dumps(texts[:: -(-len(texts) // _CALIBRATION_TEXTS)]), encoding="utf-8")
+    return str(file)
 
 
 def _run_workload(contest: Contest, name: str, texts: Sequence[Text], settings: Settings, progress: Progress) -> int:
@@ -180,10 +192,9 @@ def _facts(
     texts: Sequence[Text],
     models: ModelsUnderTest,
     around: Surroundings,
-    peaks: Sequence[float],
-    device: str,
+    peaks: Mapping[str, Sequence[float]],
 ) -> WorkloadFacts:
-    artifact = models.artifacts[0]
+    artifact, main = models.artifacts[0], next(iter(peaks))
     manifest = artifact.manifest
     prompt = manifest.prompts[manifest.default_prompt_name] if manifest.default_prompt_name else ""
     kind = PairTokenizer if models.pairs else Tokenizer
@@ -195,8 +206,9 @@ def _facts(
         longest=int(tokenized.lengths.max()),
         truncated=int(np.count_nonzero(tokenized.truncated)),
         gflop=flops(tokenized.lengths, around.flops) / 1e9,
-        peak_gflops=tuple(peaks),
-        peak_of="FP32" if device == "cpu" else "FP16",
+        peak_gflops=tuple(peaks[main]),
+        peak_of=main.upper(),
+        own_peaks={precision: tuple(found) for precision, found in peaks.items() if precision != main},
     )
 
 

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sbert_infer._util.hardware import instruction_sets
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.manifest import ENCODER, RERANKER, Artifact
 from sbert_infer.bench.errors import BenchError
 
-_KERNEL = "kernel.plan"
-# What a checkpoint is exported to, by device: name -> options of `sbert-export`.
-_EXPORTS: dict[str, dict[str, list[str]]] = {
-    "cpu": {"model.onnx": [], "model.int8.onnx": ["--int8"]},
-    "cuda": {"model.plan": ["--fp16"], _KERNEL: ["--fp16", "--pooling", "kernel"]},
+
+@dataclass(frozen=True)
+class _Export:
+    """What a checkpoint is exported to."""
+
+    name: str
+    flags: tuple[str, ...] = ()  # of `sbert-export`
+    may_lack: str = ""  # not every model has this one: what is missing then
+
+
+_EXPORTS = {
+    "cpu": (
+        _Export("model.onnx"),
+        _Export("model.int8.onnx", ("--int8",), may_lack="int8"),
+        _Export("model.bf16.onnx", ("--bf16",), may_lack="bf16"),
+    ),
+    "cuda": (
+        _Export("model.plan", ("--fp16",)),
+        _Export("kernel.plan", ("--fp16", "--pooling", "kernel"), may_lack="kernel"),
+    ),
 }
 
 
@@ -29,7 +46,7 @@ class ModelsUnderTest:
     artifacts: tuple[Artifact, ...]
     not_exported: Mapping[str, str] = field(
         default_factory=dict
-    )  # place of a plan's pooling -> why there is no such plan
+    )  # precision, or place of a plan's pooling -> why there is no such artifact
 
     @property
     def pairs(self) -> bool:
@@ -57,19 +74,29 @@ def open_models(
     code = ["--trust-remote-code"] if trust_remote_code else []
     not_exported: dict[str, str] = {}
     for source in checkpoints:
-        for name, flags in _EXPORTS[device].items():
-            announce(f"exporting {source} to {name}")
-            why = _export(source, folder / name, [*flags, *code])
-            if why and name != _KERNEL:  # only some models can be pooled by the kernel
+        for one in exports(device, importlib.util.find_spec("openvino") is not None, instruction_sets()):
+            announce(f"exporting {source} to {one.name}")
+            why = _export(source, folder / one.name, [*one.flags, *code])
+            if why and not one.may_lack:
                 raise BenchError(why)
             if why:
-                not_exported["kernel"] = why
+                not_exported[one.may_lack] = why
             else:
-                files.append(str(folder / name))
+                files.append(str(folder / one.name))
     artifacts = tuple(open_artifact(file) for file in files)
     _check_same(artifacts)
     found = named[0] if named else _sibling(artifacts)
     return ModelsUnderTest(artifacts[0].manifest.name, found, artifacts, not_exported)
+
+
+def exports(device: str, openvino: bool, instructions: Collection[str]) -> list[_Export]:
+    """List what a checkpoint is exported to: BF16 only where it runs, with OpenVINO."""
+    return [one for one in _EXPORTS[device] if one.may_lack != "bf16" or (openvino and has_bf16(instructions))]
+
+
+def has_bf16(instructions: Collection[str]) -> bool:
+    """Whether a CPU with these instruction sets multiplies in BF16."""
+    return not {"AVX-512 BF16", "AMX BF16"}.isdisjoint(instructions)
 
 
 def check_weights(models: ModelsUnderTest, weights_sha256: str) -> None:
@@ -86,9 +113,8 @@ def _sibling(artifacts: Sequence[Artifact]) -> str:
     """Find the folder named like an artifact beside it: model.onnx, model.int8.onnx -> model/."""
     tried = []
     for artifact in artifacts:
-        folder = artifact.path.with_name(
-            artifact.path.name.removesuffix(".plan").removesuffix(".onnx").removesuffix(".int8")
-        )
+        name = artifact.path.name.removesuffix(".plan").removesuffix(".onnx")
+        folder = artifact.path.with_name(name.removesuffix(".int8").removesuffix(".bf16"))
         if folder.is_dir():
             return str(folder)
         tried.append(str(folder))

@@ -25,6 +25,7 @@ Vectors = npt.NDArray[Any]
 _WARM_UP_EVERY = 4  # a quarter of the texts
 _TUNE_TEXTS = 128
 _LATENCY_TURN = 10  # texts that a contestant encodes one by one before the next has its turn
+OWN_PEAKS = frozenset({"bf16", "int8"})  # precisions that a CPU multiplies faster than FP32
 _SIGILL = getattr(Signals, "SIGILL", None)
 
 
@@ -91,12 +92,12 @@ class Contest:
         self._converted: dict[str, Mapping[str, Any] | WorkerError] = {}  # by converter
         self._machine = RemoteWorker()  # measures the matrix product
         self.entrants: list[Entrant] = []
-        self.peak_gflops: list[float] = []  # one per round
+        self.peaks: dict[str, list[float]] = {}  # precision -> GFLOP/s of a matrix product, one per round
         self._reference: Vectors | None = None
 
     def enter(self, contestant: Contestant) -> None:
         """Start a contestant and load its model."""
-        entrant = Entrant(contestant, failure=contestant.out)
+        entrant = Entrant(contestant, failure=contestant.out, note=contestant.note)
         self.entrants.append(entrant)
         try:
             if not contestant.out:
@@ -109,7 +110,7 @@ class Contest:
         """Hand out the texts, and forget the last workload."""
         for entrant in self.entrants:
             entrant.start_over()
-        self.peak_gflops = []
+        self.peaks = {}
         self.hand_out(texts)
 
     def hand_out(self, texts: Sequence[Text]) -> None:
@@ -138,9 +139,11 @@ class Contest:
         return running[first:] + running[:first]
 
     def measure_machine(self, cores: int, device: str = "cpu") -> None:
-        """Measure the machine's current peak, once per round."""
-        reply = self._machine.ask("fact", function="gemm_gflops", cores=cores, device=device)
-        self.peak_gflops.append(reply["value"])
+        """Measure the machine's current peaks, once per round."""
+        families = {entrant.contestant.family for entrant in self.entrants}
+        for precision in ["fp32", *sorted(families & OWN_PEAKS)] if device == "cpu" else ["fp16"]:
+            reply = self._machine.ask("peak", precision=precision, cores=cores, device=device)
+            self.peaks.setdefault(precision, []).append(reply["gflops"])
 
     def turn(self, entrant: Entrant) -> None:
         """Let an entrant encode all texts, timed."""
@@ -155,7 +158,8 @@ class Contest:
 
     def keep_rounds(self, count: int) -> None:
         """Forget all but the first `count` rounds."""
-        del self.peak_gflops[count:]
+        for peaks in self.peaks.values():
+            del peaks[count:]
         for entrant in self.entrants:
             del entrant.turns[count:]
 
@@ -201,7 +205,8 @@ class Contest:
                 raise
             self._start(entrant, contestant.on_sigill)
             settings = " ".join(f"{name}={value}" for name, value in contestant.on_sigill.items())
-            entrant.note = f"with {settings}: it crashes on this CPU without"
+            without = f"with {settings}: it crashes on this CPU without"
+            entrant.note = "; ".join(filter(None, [entrant.note, without]))
 
     def _start(self, entrant: Entrant, environment: Mapping[str, str]) -> None:
         if entrant.worker is not None:

@@ -1,11 +1,10 @@
-"""Facts about the checkpoint and the machine that need torch.
+"""Facts about the checkpoint that need torch.
 
 Computed in a worker with our own interpreter, so that the benchmark itself never loads torch.
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any, Literal
 
 import numpy as np
@@ -53,29 +52,6 @@ def flops_polynomial(spec: Spec) -> list[float]:
     fitted = np.linalg.solve(np.vander(np.array(lengths, float), 3, increasing=True), np.array(counts, float))
     coefficients: list[float] = fitted.tolist()
     return coefficients
-
-
-def gemm_gflops(cores: int, device: str = "cpu", sizes: tuple[int, ...] = ()) -> float:
-    """Measure the most operations per second that a matrix product reaches, in 1e9.
-
-    It is FP32 on the CPU and FP16 on a GPU.
-    """
-    import torch
-
-    torch.set_num_threads(cores)
-    cpu = device == "cpu"
-    best = 0.0
-    for size in sizes or ((512, 1024, 2048) if cpu else (4096, 8192)):
-        kind: Any = {"device": device, "dtype": torch.float32 if cpu else torch.float16}
-        left, right = torch.rand(size, size, **kind), torch.rand(size, size, **kind)
-        deadline = time.perf_counter() + 0.15
-        while time.perf_counter() < deadline:
-            start = time.perf_counter()
-            left @ right
-            if not cpu:
-                torch.cuda.synchronize()
-            best = max(best, 2 * size**3 / (time.perf_counter() - start))
-    return best / 1e9
 
 
 def load_reference(spec: Spec, attention: Literal["sdpa", "eager"] = "sdpa") -> Any:

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import sys
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -152,6 +154,8 @@ def load_sentence_transformers(spec: Spec) -> Encode:
         raise UnsupportedError("sentence-transformers can't leave out the padding of this model's inputs")
     if spec.get("max_length"):
         model.max_seq_length = spec["max_length"]
+    if spec.get("compile"):
+        model[0].compile(dynamic=True)  # without `dynamic` it would compile for every new shape
 
     def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
         options = {"batch_size": batch_size} if batch_size else {}
@@ -231,6 +235,83 @@ def load_infinity(spec: Spec) -> Encode:
     return encode
 
 
+def load_ctranslate2(spec: Spec) -> Encode:
+    """Load CTranslate2's encoder, which takes tokens and returns a vector for each of them.
+
+    With `batch_per_core` each core runs a batch of its own; by default all cores share one.
+    """
+    ctranslate2: Any = importlib.import_module("ctranslate2")
+    pool, tokenize = _pooling(spec, "CTranslate2"), _tokenizer(spec)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads: Spec = {"inter_threads": cores, "intra_threads": 1} if spec.get("batch_per_core") else {}
+    encoder = ctranslate2.Encoder(spec["model"], device="cpu", compute_type=spec["compute_type"], **threads)
+    callers = ThreadPoolExecutor(cores if threads else 1)
+
+    def run(ids: list[list[int]]) -> Vectors:
+        return pool(np.array(encoder.forward_batch(ids).last_hidden_state), [len(one) for one in ids])
+
+    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
+        ids, size = tokenize([(prompt or "") + text for text in texts]), batch_size or 32
+        return np.concatenate(list(callers.map(run, (ids[at : at + size] for at in range(0, len(ids), size)))))
+
+    return encode
+
+
+def load_llama_cpp(spec: Spec) -> Encode:
+    """Load llama.cpp's server in this process; the batch size is how many texts it works on."""
+    llama: Any = importlib.import_module("xllamacpp")
+    kinds = llama.llama_pooling_type
+    pooling = {"mean": kinds.LLAMA_POOLING_TYPE_MEAN, "cls": kinds.LLAMA_POOLING_TYPE_CLS}
+    if spec["head"] or spec["pooling"] not in pooling:
+        raise UnsupportedError(f"llama.cpp has no {spec['head'] or spec['pooling'] + ' pooling'}")
+    tokenize = _tokenizer(spec)
+    servers: dict[int | None, Any] = {}
+
+    def start(batch_size: int | None) -> Any:
+        options = llama.CommonParams()
+        options.model.path, options.embedding, options.verbosity = spec["file_path"], True, -1
+        options.pooling_type = pooling[spec["pooling"]]
+        options.embd_normalize = 2 if spec["normalized"] else -1
+        options.n_parallel = batch_size or options.n_parallel
+        options.n_ctx = options.n_parallel * spec["max_length"]
+        options.n_ubatch = max(options.n_ubatch, spec["max_length"])  # a text can't be split
+        return llama.Server(options)
+
+    def encode(texts: list[str], batch_size: int | None, prompt: str | None) -> Vectors:
+        if batch_size not in servers:
+            servers.clear()
+            servers[batch_size] = start(batch_size)
+        reply = servers[batch_size].handle_embeddings({"input": tokenize([(prompt or "") + text for text in texts])})
+        if "data" not in reply:
+            raise RuntimeError(f"llama.cpp: {reply}")
+        return np.array([one["embedding"] for one in sorted(reply["data"], key=lambda one: one["index"])])
+
+    return encode
+
+
+def _tokenizer(spec: Spec) -> Callable[[list[str]], list[list[int]]]:
+    """Load the checkpoint's tokenizer for a library that takes tokens, with the true limit."""
+    tokenizer: Any = importlib.import_module("tokenizers").Tokenizer.from_file(f"{spec['tokenizer']}/tokenizer.json")
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(spec["max_length"])
+    return lambda texts: [one.ids for one in tokenizer.encode_batch(texts)]
+
+
+def _pooling(spec: Spec, library: str) -> Callable[[Vectors, list[int]], Vectors]:
+    """Make the step from vectors of tokens to vectors of texts for a library that has none."""
+    if spec["head"] or spec["pooling"] not in ("mean", "cls"):
+        raise UnsupportedError(f"{library} with {spec['head'] or spec['pooling'] + ' pooling'} is not written")
+
+    def pool(tokens: Vectors, lengths: list[int]) -> Vectors:
+        if spec["pooling"] == "cls":
+            vectors: Vectors = tokens[:, 0]
+        else:
+            vectors = np.stack([rows[:length].mean(axis=0) for rows, length in zip(tokens, lengths, strict=True)])
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True) if spec["normalized"] else vectors
+
+    return pool
+
+
 # For testing the benchmark itself -----------------------------------------------------------------
 
 
@@ -261,5 +342,7 @@ LOADERS: dict[str, Callable[[Spec], Encode]] = {
     "cross-encoder": load_cross_encoder,
     "fastembed": load_fastembed,
     "infinity": load_infinity,
+    "ctranslate2": load_ctranslate2,
+    "llama.cpp": load_llama_cpp,
     "fake": load_fake,
 }

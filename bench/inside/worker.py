@@ -114,6 +114,10 @@ class Worker:
         facts = importlib.import_module("sbert_infer.bench.inside.checkpoint_facts")
         return {"value": getattr(facts, function)(**arguments)}
 
+    def peak(self, **arguments: Any) -> Reply:
+        """Measure the machine's matrix product with peaks.py, which needs torch and onnxruntime."""
+        return {"gflops": importlib.import_module("sbert_infer.bench.inside.peaks").gemm_gflops(**arguments)}
+
     def versions(self, packages: list[str]) -> Reply:
         """Versions of those `packages` that are installed here."""
         found = {}

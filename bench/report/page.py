@@ -21,6 +21,8 @@ def render_page(results: Results) -> str:
         lines.append(f"not installed: {', '.join(results.not_installed)}")
     if results.workloads:
         lines.append("of peak: share of the FP32 matrix product that the machine reaches, counting no padding")
+        if any(facts.own_peaks for facts in results.workloads):
+            lines.append("of own peak: the same, of a product in the type that the contestant runs in")
     parts = [
         headline(_figures(results)),
         legend({_LEGEND[kind]: f"var(--{kind})" for kind in shown}),

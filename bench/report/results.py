@@ -14,7 +14,7 @@ from sbert_infer.bench.errors import ResultsError
 
 T = TypeVar("T")
 
-FORMAT_VERSION = 2  # 2: `quality` in place of `spearman`
+FORMAT_VERSION = 3  # 2: `quality` in place of `spearman`; 3: peaks of BF16 and int8
 QUALITY = "quality"  # takes the place of the workload in a run that has none
 
 
@@ -30,6 +30,7 @@ class WorkloadFacts:
     gflop: float  # 1e9 operations for all texts, without padding
     peak_gflops: tuple[float, ...] = ()  # of the machine's matrix product, once per round
     peak_of: str = "FP32"  # that product's type: FP16 on a GPU
+    own_peaks: dict[str, tuple[float, ...]] = field(default_factory=dict)  # the same by further families
 
 
 @dataclass
@@ -52,6 +53,7 @@ class Row:
     speed_up: float | None = None  # against the eager reference, median of the rounds' ratios; None unless ok
     cpu_s_per_1000: float | None = None
     peak_share: float | None = None  # of the machine's FP32 matrix product, 0 to 1; int8 may exceed 1
+    own_peak_share: float | None = None  # of that of its own family, if any in the run has another than FP32
     padding: float | None = None  # 0 to 1
     peak_mb: float | None = None
     load_s: float | None = None
@@ -112,13 +114,16 @@ def load_results(path: Path) -> Results:
         if content["format_version"] > FORMAT_VERSION:
             found = content["format_version"]
             raise ResultsError(f"{path}: results format {found}, this sbert-bench reads up to {FORMAT_VERSION}")
-        content["workloads"] = [
-            WorkloadFacts(**{**one, "peak_gflops": tuple(one["peak_gflops"])}) for one in content["workloads"]
-        ]
+        content["workloads"] = [_facts(one) for one in content["workloads"]]
         content["rows"] = [_row(row) for row in content["rows"]]
         return Results(**{entry.name: content[entry.name] for entry in fields(Results)})
     except (KeyError, TypeError, ValueError) as error:
         raise ResultsError(f"{path} does not hold results of sbert-bench ({type(error).__name__}: {error})") from error
+
+
+def _facts(entries: dict[str, Any]) -> WorkloadFacts:
+    own = {family: tuple(peaks) for family, peaks in entries.get("own_peaks", {}).items()}
+    return WorkloadFacts(**{**entries, "peak_gflops": tuple(entries["peak_gflops"]), "own_peaks": own})
 
 
 def _row(entries: dict[str, Any]) -> Row:

@@ -46,6 +46,7 @@ _AFTER_QUALITY: dict[str, Callable[[Row], str]] = {
     "p99 ms": lambda row: number(row.latency_ms.get("p99"), "{:.1f}"),
     "tokens/s": lambda row: number(row.tokens_per_s, "{:,.0f}"),
     "of peak": lambda row: number(row.peak_share, "{:.0%}"),
+    "of own peak": lambda row: number(row.own_peak_share, "{:.0%}"),
     "padding": lambda row: number(row.padding, "{:.1%}"),
     "CPU s/1k": lambda row: number(row.cpu_s_per_1000, "{:.2f}"),
     "peak MB": lambda row: number(row.peak_mb, "{:,.0f}"),
@@ -115,7 +116,8 @@ def describe_workload(facts: WorkloadFacts, noun: str) -> str:
     if facts.truncated:
         line += f", {facts.truncated} {noun[:-1] if facts.truncated == 1 else noun} cut to the model's limit"
     peak = f"{median(facts.peak_gflops):,.0f} GFLOP/s" if facts.peak_gflops else "not measured"
-    return f"{line}; {facts.gflop:,.1f} GFLOP without padding, {facts.peak_of} matrix product peak {peak}"
+    others = "".join(f", {family} {median(found):,.0f}" for family, found in facts.own_peaks.items())
+    return f"{line}; {facts.gflop:,.1f} GFLOP without padding, {facts.peak_of} matrix product peak {peak}{others}"
 
 
 def describe_stamp(stamp: dict[str, Any]) -> list[str]:

@@ -59,13 +59,19 @@ def _row(entrant: Entrant, facts: WorkloadFacts, reference: Sequence[float]) -> 
     row.texts_per_s_low, row.texts_per_s_high = facts.texts / max(row.seconds), facts.texts / min(row.seconds)
     row.cpu_s_per_1000 = 1000 / facts.texts * median(_values(entrant, "cpu_seconds"))
     row.peak_mb = max(_values(entrant, "peak_mb"))
-    shares = [facts.gflop / mine / peak for mine, peak in zip(row.seconds, facts.peak_gflops, strict=True)]
-    row.peak_share = median(shares)
+    row.peak_share = _share(row.seconds, facts, facts.peak_gflops)
+    if facts.own_peaks:
+        row.own_peak_share = _share(row.seconds, facts, facts.own_peaks.get(row.family, facts.peak_gflops))
     row.padding = entrant.turns[-1]["padding"]
     _add_verdict(row, entrant)
     if row.status == "ok":
         row.speed_up = paired_ratio(reference, row.seconds)
     return row
+
+
+def _share(seconds: Sequence[float], facts: WorkloadFacts, peaks: Sequence[float]) -> float:
+    """Share of the peak that useful operations reach, paired by round."""
+    return median([facts.gflop / mine / peak for mine, peak in zip(seconds, peaks, strict=True)])
 
 
 def _add_verdict(row: Row, entrant: Entrant) -> None:
