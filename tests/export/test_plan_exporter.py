@@ -109,7 +109,7 @@ def test_without_the_package_that_builds(make_checkpoint: MakeCheckpoint, monkey
     [
         (("--fp16", "--int8"), "--fp16"),
         (("--fp16", "--portable"), "--fp16"),
-        (("--bf16",), "--fp16 --bf16"),
+        (("--bf16", "--int8"), "leave out --portable and --int8"),
         (("--target", "sm89"), "--target"),
         (("--pooling", "kernel"), "--pooling"),
         (("--max-batch-tokens", "64"), "--max-batch-tokens"),
