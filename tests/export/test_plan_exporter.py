@@ -108,6 +108,7 @@ def test_without_the_package_that_builds(make_checkpoint: MakeCheckpoint, monkey
     ("arguments", "words"),
     [
         (("--fp16", "--portable"), "--fp16"),
+        (("--bf16", "--portable"), "leave out --portable"),
         (("--target", "sm89"), "--target"),
         (("--pooling", "kernel"), "--pooling"),
         (("--max-batch-tokens", "64"), "--max-batch-tokens"),
