@@ -134,6 +134,7 @@ def _session(model: ir.Model, outputs: list[str]) -> onnxruntime.InferenceSessio
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # keeps the inner values
     options.log_severity_level = 3
     options.intra_op_num_threads = usable_cores()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # cores are needed between its runs
     proto = ir.to_proto(model)
     known = {output.name for output in proto.graph.output}
     for name in outputs:
