@@ -1,4 +1,4 @@
-"""Memory and time over many shapes of batches: `python -m sbert_infer.bench.shapes model.bf16.onnx`.
+"""`python -m sbert_infer.bench.shapes MODEL`: memory and time over many shapes of batches.
 
 Some runtimes compile for each shape that they see. This runs each shape twice in a row, new and
 then known, and prints the process's memory on the way.

@@ -54,8 +54,8 @@ class BaseEngine:
             path: a file written by `sbert-export`, or an artifact that is already open.
             device: "cpu", "cuda", "cuda:1", or a list of GPUs. By default a plan runs on the first
                 GPU, or on the CPU with a warning if there is none; an ONNX model runs on the CPU.
-            strict: raise, instead of warning, if a plan has no TensorRT engine for this GPU, or if a
-                BF16 model can't run in BF16.
+            strict: raise, instead of warning, if a plan has no TensorRT engine for this GPU, or if
+                a BF16 model can't run in BF16.
             on_truncate: what to do when a text is longer than the model's limit: "warn" once per
                 call, raise an "error", or "ignore" it.
             workers: batches that run at once on a CPU; by default, one for each usable core.

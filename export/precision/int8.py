@@ -151,9 +151,7 @@ def _session(model: ir.Model, outputs: list[str]) -> onnxruntime.InferenceSessio
     return onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def _quantize_group(
-    graph: ir.Graph, value: ir.Value, products: list[ir.Node], smooth: Array, spread: npt.NDArray[np.float64]
-) -> None:
+def _quantize_group(graph: ir.Graph, value: ir.Value, products: list[ir.Node], smooth: Array, spread: Array) -> None:
     """Replace `products`, which all multiply `value`, by 8-bit ones."""
     tape = ir.tape.Tape()
 
@@ -208,9 +206,7 @@ def _smoothing(largest: Array, weights: list[Array]) -> Array:
     return balanced
 
 
-def _quantized_weight(
-    graph: ir.Graph, node: ir.Node, smooth: Array, spread: npt.NDArray[np.float64]
-) -> tuple[ir.Value, ir.Value]:
+def _quantized_weight(graph: ir.Graph, node: ir.Node, smooth: Array, spread: Array) -> tuple[ir.Value, ir.Value]:
     """Integers [in, out] and step of each column, as constants; shared weights are rounded once."""
     name = f"{node.inputs[1].name}.int8" if node.inputs[1] is not None else ""
     if name not in graph.initializers:
