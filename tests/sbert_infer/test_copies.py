@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import os
+import json
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +21,8 @@ from tests.models.checkpoints import TEXTS
 MakeArtifact = Callable[..., Path]
 
 
-def encode_in_another_folder(engine: Engine) -> list[list[float]]:
-    os.chdir("/")
-    vectors: list[list[float]] = engine.encode(TEXTS).tolist()
-    return vectors
+# Run with the pickled engine as its input.
+ENCODE = f"import json, pickle, sys; print(json.dumps(pickle.load(sys.stdin.buffer).encode({TEXTS!r}).tolist()))"
 
 
 def test_settings_come_along(export_checkpoint: MakeArtifact) -> None:
@@ -43,12 +41,15 @@ def test_settings_come_along(export_checkpoint: MakeArtifact) -> None:
         assert engine.encode(TEXTS).shape == (len(TEXTS), 16)  # the first is as it was
 
 
-def test_another_process(export_checkpoint: MakeArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_in_another_folder(
+    export_checkpoint: MakeArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copy(export_checkpoint(), tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
-    with Engine("model.onnx") as engine, ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        there = pool.submit(encode_in_another_folder, engine).result()
-        assert np.array_equal(there, engine.encode(TEXTS))
+    with Engine("model.onnx") as engine:
+        command = [sys.executable, "-c", ENCODE]
+        there = subprocess.run(command, input=pickle.dumps(engine), cwd="/", stdout=subprocess.PIPE, check=True)
+        assert np.array_equal(np.float32(json.loads(there.stdout)), engine.encode(TEXTS))
 
 
 def test_reranker(reranker_onnx: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +38,7 @@ from sbert_infer.artifact.plan_file import (
 from sbert_infer.errors import ExportError
 from sbert_infer.export import exporter
 from sbert_infer.export.cli import main
+from sbert_infer.export.options import ExportOptions
 from sbert_infer.export.precision.cpu_graph import make_cpu_graph
 from sbert_infer.export.precision.cuda_graph import make_cuda_graph
 from sbert_infer.export.triton_server import repository as triton_repository
@@ -373,11 +374,14 @@ def test_the_command_refuses_what_it_would_ignore(prompted: Path, tmp_path: Path
 def test_the_command_exports_and_writes_the_repository(
     make_checkpoint: Callable[..., Path], prompted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def copy(source: str, target: Path, *_: object, **__: object) -> Manifest:
+    def copy(
+        source: str, wanted: list[tuple[Path, ExportOptions]], **options: object
+    ) -> Iterator[tuple[Path, Manifest]]:
         """Replaces the export, which takes a while and is tested elsewhere."""
-        return open_artifact(shutil.copy(prompted, target)).manifest
+        for target, _ in wanted:
+            yield target, open_artifact(shutil.copy(prompted, target)).manifest
 
-    monkeypatch.setattr(exporter, "export", copy)
+    monkeypatch.setattr(exporter, "export_all", copy)
     arguments: list[str | Path] = [make_checkpoint(), "-o", tmp_path / "tiny.onnx", "--triton-repository"]
     (tmp_path / "models" / "tiny").mkdir(parents=True)
     code, output = run(*arguments, tmp_path / "models")
