@@ -92,10 +92,15 @@ $(RIVALS)/.installed: bench/rivals.txt
 	$(RIVALS)/bin/python -m pip install -r bench/rivals.txt
 	touch $@
 
-bench: setup $(RIVALS)/.installed ## rerun the README's table: MiniLM against other libraries (minutes, quiet machine)
-	$(BIN)/sbert-bench "$$($(MINILM))" \
-		--rivals-python $(RIVALS)/bin/python --workload short --num-texts 1000 \
-		--markdown --json bench.json --html bench-report.html
+BASE := bert-base-random-weights
+BENCH = $(BIN)/sbert-bench --rivals-python $(RIVALS)/bin/python --markdown
+
+bench: setup $(RIVALS)/.installed ## rerun the README's tables: all rivals, short and long texts (an hour, quiet machine)
+	test -d $(BASE) || $(BIN)/python -m sbert_infer.bench.base_model "$$($(MINILM))" $(BASE)
+	$(BENCH) "$$($(MINILM))" --workload short --num-texts 1000 --json bench.json --html bench-report.html
+	$(BENCH) "$$($(MINILM))" --workload long --num-texts 100 --json bench-long.json --html bench-long-report.html
+	$(BENCH) $(BASE) --workload short --num-texts 150 --json bench-base.json --html bench-base-report.html
+	$(BENCH) $(BASE) --workload long --num-texts 20 --json bench-base-long.json --html bench-base-long-report.html
 
 # The servers write to files, and end with this recipe.
 bench-serve: setup $(RIVALS)/.installed ## sbert-serve under load, against infinity and a plain FastAPI server (quiet machine)
@@ -110,7 +115,6 @@ bench-serve: setup $(RIVALS)/.installed ## sbert-serve under load, against infin
 		--serve sbert-serve=http://127.0.0.1:8090 plain=http://127.0.0.1:8091 infinity=http://127.0.0.1:8092/embeddings \
 		--pid $$ours --pid $$plain --pid $$infinity --markdown --json bench-serve.json --html bench-serve-report.html
 
-BASE := bert-base-random-weights
 CUDA_BENCH := --device cuda --workload short --workload mixed --workload long --num-texts 20000 --markdown
 
 # One of the contestants needs flash-attn, which is compiled here, for long, unless there is a wheel for this torch and
