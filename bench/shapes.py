@@ -1,12 +1,14 @@
 """`python -m sbert_infer.bench.shapes MODEL`: memory and time over many shapes of batches.
 
-Some runtimes compile for each shape that they see. This runs each shape twice in a row, new and
-then known, and prints the process's memory on the way.
+Some runtimes compile for each shape that they see, and keep the latest. This runs every shape that
+an `Engine` may make, in a random order, over and over. Each runs twice in a row, cold and then
+warm, and the process's memory is printed on the way.
 """
 
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,29 +26,35 @@ _STATUS = Path("/proc/self/status")
 
 @click.command()
 @click.argument("artifact", type=click.Path(exists=True, path_type=Path))
-@click.option("--shapes", type=click.IntRange(min=_LINES), default=10_000, help="Different shapes to run. [10000]")
-def main(artifact: Path, shapes: int) -> None:
-    """Run ARTIFACT on many shapes of batches, the smallest first, with one worker."""
+@click.option("--batches", type=click.IntRange(min=_LINES), default=10_000, help="How many to run. [10000]")
+def main(artifact: Path, batches: int) -> None:
+    """Run ARTIFACT on batches of many shapes, with one worker."""
     opened = open_artifact(artifact)
     backend = open_backend(opened, BackendOptions("cpu", workers=1))
-    click.echo(f"{backend.describe()}: {_memory_mb()} MB")
-    new, known = [], []
-    for number, shape in enumerate(itertools.islice(_shapes(opened.manifest.max_length), shapes), 1):
-        new.append(_seconds(backend, shape))
-        known.append(_seconds(backend, shape))
-        if number % (shapes // _LINES) == 0:
-            times = f"new {1e3 * np.median(new):.2f} ms, known {1e3 * np.median(known):.2f} ms"
-            click.echo(f"{number:>6} shapes: {_memory_mb()} MB, {times} (medians since the line before)")
-            new, known = [], []
+    shapes = _shapes(opened.manifest.max_length, backend.max_batch_tokens)
+    click.echo(f"{backend.describe()}, {len(shapes):,} shapes: {_memory_mb()} MB")
+    cold, warm = [], []
+    for number, shape in enumerate(itertools.islice(_shuffled(shapes), batches), 1):
+        cold.append(_seconds(backend, shape))
+        warm.append(_seconds(backend, shape))
+        if number % (batches // _LINES) == 0:
+            times = f"cold {1e3 * np.median(cold):.2f} ms, warm {1e3 * np.median(warm):.2f} ms"
+            click.echo(f"{number:>6,} batches: {_memory_mb()} MB, {times} (medians since the line before)")
+            cold, warm = [], []
     backend.close()
 
 
-def _shapes(longest: int) -> Iterator[tuple[int, int]]:
-    """Yield different shapes, rows and length, by their number of tokens."""
-    for tokens in itertools.count(2):
-        for length in range(2, min(tokens, longest) + 1):
-            if tokens % length == 0:
-                yield tokens // length, length
+def _shapes(longest: int, most_tokens: int) -> list[tuple[int, int]]:
+    """List the shapes, rows and length, of batches of at most `most_tokens` tokens."""
+    lengths = range(2, min(longest, most_tokens) + 1)
+    return [(rows, length) for length in lengths for rows in range(1, most_tokens // length + 1)]
+
+
+def _shuffled(shapes: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield all `shapes` in a random order, then in another one, and so on; always the same."""
+    shuffle = random.Random(0)  # noqa: S311  # no secret
+    while True:
+        yield from shuffle.sample(shapes, len(shapes))
 
 
 def _seconds(backend: Backend, shape: tuple[int, int]) -> float:
