@@ -86,5 +86,5 @@ def test_its_hashes_never_change() -> None:
 
 @pytest.mark.parametrize("text", ["{}", "[]", "3", '{"weights": "a"}', "no json"])
 def test_other_json_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="fingerprint|JSON|Expecting"):
+    with pytest.raises(ValueError, match=r"fingerprint|JSON|Expecting"):
         Fingerprint.from_json(text)
