@@ -71,10 +71,12 @@ class Truth:
     def pooled(self, texts: Sequence[str], pooling: str) -> Array:
         """Return the vectors of another one of `POOLINGS`."""
         each = self.engine.token_vectors(texts, self.made.prompt)
-        how = {
-            "mean": lambda tokens: tokens.mean(axis=0),
-            "cls": lambda tokens: tokens[0],
-            "max": lambda tokens: tokens.max(axis=0),
-            "lasttoken": lambda tokens: tokens[-1],
-        }[pooling]
-        return np.stack([how(tokens) for tokens in each])[:, : self.made.truncate_dim]
+        return np.stack([_pool(tokens, pooling) for tokens in each])[:, : self.made.truncate_dim]
+
+
+def _pool(tokens: Array, pooling: str) -> Array:
+    """Return one vector for the token vectors [tokens, dim]."""
+    if pooling in ("cls", "lasttoken"):
+        return tokens[0 if pooling == "cls" else -1]
+    pooled: Array = tokens.mean(axis=0) if pooling == "mean" else tokens.max(axis=0)
+    return pooled
