@@ -187,23 +187,24 @@ def _number(value: float) -> str:
 
 def _key(artifact: Artifact, backend: Backend) -> str:
     """Return a name for all that the vectors depend on, besides the texts."""
-    software = (_own_version(), tokenizers.__version__, backend.describe())
-    return engine_key("canaries", _VERSION, artifact.sha256, *software, *_hardware(backend.device))
+    software = (tokenizers.__version__, backend.describe())
+    return engine_key("canaries", _VERSION, artifact.sha256, *software, *_machine(backend.device))
 
 
 @functools.cache
-def _own_version() -> str:
-    try:
-        return version("sbert-infer")
-    except PackageNotFoundError:  # run from its sources
-        return ""
-
-
-@functools.cache
-def _hardware(device: str) -> tuple[Any, ...]:
+def _machine(device: str) -> tuple[Any, ...]:
+    """Return the kind of CPU or GPU, and the versions of what else computes there."""
     if device == "cpu":
-        return cpu_name(), *instruction_sets()
-    return cuda.driver_cuda(), *map(cuda.device_name, gpu_indices(device.split(",")))
+        return _version_of("sbert-infer"), cpu_name(), *instruction_sets()
+    packages = map(_version_of, ("sbert-infer", "torch", "triton"))  # which run the kernel
+    return *packages, cuda.driver_cuda(), *map(cuda.device_name, gpu_indices(device.split(",")))
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _recall(key: str) -> Verdict | None:

@@ -110,5 +110,5 @@ def render(report: dict[str, Any]) -> str:
     rows += [("differs", f"{each['what']}: {each['how']}") for each in report["differences"]]
     rows += [("worst", f"{each['cosine']:.6f}  {each['text']}") for each in report["worst"]]
     if report["verdict"] == NO_CANARIES:
-        rows.append(("cure", "export it again: artifacts have canaries since sbert-infer 0.2"))
+        rows.append(("cure", "export it again: it was made before artifacts had canaries"))
     return "\n".join(f"{name:<{_WIDTH}} {text}" for name, text in rows)
