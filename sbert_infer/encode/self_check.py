@@ -67,11 +67,14 @@ class Verdict:
     bound: float = 0.0
 
     def __str__(self) -> str:
-        if not self.texts:
-            return self.verdict
+        return f"{self.verdict}: {self.measured}" if self.texts else self.verdict
+
+    @property
+    def measured(self) -> str:
+        """What was measured, and what would be right."""
         side = "at least" if self.measure == _COSINE else "at most"
         numbers = f"{self.measure} {_number(self.found)}, {side} {_number(self.bound)} is right"
-        return f"{self.verdict}: {numbers}, on {self.texts} texts"
+        return f"{numbers}, on {self.texts} texts"
 
 
 _COSINE, _LENGTH, _SCORE = "lowest cosine", "largest difference in length", "largest difference of a score"
@@ -89,19 +92,20 @@ class SelfCheck:
 
     def __call__(self, backend: Backend) -> None:
         """Raise `WrongVectorsError` if `backend` gives wrong vectors here."""
-        canaries = None if self.verify == "never" else canaries_of(self._artifact)
-        if canaries is None:
+        if self.verify == "never" or self._artifact.manifest.canaries is None:
             self.verdict = Verdict(NOT_CHECKED if self.verify == "never" else NO_CANARIES)
             return
         key = _key(self._artifact, backend)
         known = _recall(key) if self.verify == "once" else None
-        self.verdict = known or self._run(backend, canaries)
+        self.verdict = known or self._run(backend)
         if self.verdict.verdict == WRONG:
-            raise WrongVectorsError(f"{backend.describe()} gives wrong vectors here: {self.verdict}")
+            raise WrongVectorsError(f"{backend.describe()} gives wrong vectors here: {self.verdict.measured}")
         if known is None:
             _remember(key, self.verdict)
 
-    def _run(self, backend: Backend, canaries: Canaries) -> Verdict:
+    def _run(self, backend: Backend) -> Verdict:
+        canaries = canaries_of(self._artifact)
+        assert canaries is not None  # noqa: S101  # as `__call__` has seen
         self._tokenizer = self._tokenizer or load_tokenizer(self._artifact)
         with closing(make_pipeline(self._artifact, self._tokenizer, backend)) as pipeline:
             found = run_canaries(pipeline, self._artifact.manifest, canaries)

@@ -102,7 +102,7 @@ def _ask(truth: Truth, url: str, options: dict[str, Any]) -> tuple[list[str], An
     found = server.encode(texts)
     longer = over_limit(truth.count_tokens, truth.limit)
     try:
-        return [*texts, longer], np.concatenate([found, server.encode([longer])])
+        return [*texts, *longer], np.concatenate([found, server.encode(longer)]) if longer else found
     except ServerError as error:
         if not 400 <= error.status < 500:
             raise

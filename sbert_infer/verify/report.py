@@ -70,7 +70,7 @@ def _report(
 
 
 def _lowest(result: Any, right: Any) -> float:
-    return float(cosine(result, right).min()) if result.shape == right.shape else 0.0
+    return float(cosine(result, right).min(initial=1)) if result.shape == right.shape else 0.0
 
 
 def _shown(canaries: Canaries, row: int) -> str:

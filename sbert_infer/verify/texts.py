@@ -38,9 +38,9 @@ def long_texts(count_tokens: Callable[[str], int], limit: int) -> list[str]:
     return [_up_to(length, number, count_tokens) for number, length in enumerate(wanted)]
 
 
-def over_limit(count_tokens: Callable[[str], int], limit: int) -> str:
-    """Return a text that has half as many tokens again as the model takes."""
-    return _up_to(limit * 3 // 2 + 16, 3, count_tokens)
+def over_limit(count_tokens: Callable[[str], int], limit: int) -> list[str]:
+    """Return a text of half as many tokens again as the model takes; none if those are many."""
+    return [_up_to(limit * 3 // 2 + 16, 3, count_tokens)] if limit < max(_LENGTHS) else []
 
 
 def _up_to(tokens: int, number: int, count_tokens: Callable[[str], int]) -> str:
