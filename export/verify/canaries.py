@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ MOST_TEXTS = 32
 MOST_BYTES = 96_000  # as JSON: 32 vectors of 1,024 dimensions, fewer of longer ones
 # An artifact is checked when it is first opened on a machine, which should not take long.
 _SHORT = 32  # tokens of most canaries, at most
-_LONG = (64, 128)  # tokens of the others, about
+_MEDIUM = 64  # of those in other scripts, which many models take letter by letter
+_LONG = (64, 128)  # of a few others, about
 
 
 def choose_canaries(
@@ -37,9 +38,9 @@ def choose_canaries(
         tasks: of a multi-vector encoder, the role of each.
 
     """
-    natural = [row for row, text in enumerate(texts) if not _any_odd(text) and lengths[row] <= max(_LONG)]
+    natural = [row for row, text in enumerate(texts) if not _any(text, is_odd) and lengths[row] <= max(_LONG)]
     for count in range(MOST_TEXTS, 0, -1):
-        rows = _choose([(row, _is_ascii(texts[row]), lengths[row]) for row in natural], count)
+        rows = _choose([(row, _any(texts[row], _is_other_script), lengths[row]) for row in natural], count)
         its_tasks = [tasks[row] for row in rows] if tasks is not None else ()
         chosen = Canaries([texts[row] for row in rows], [results[row] for row in rows], its_tasks)
         if rows and len(json.dumps(entries := chosen.to_json(), ensure_ascii=False).encode()) <= MOST_BYTES:
@@ -48,13 +49,16 @@ def choose_canaries(
 
 
 def _choose(natural: Sequence[tuple[int, bool, int]], count: int) -> list[int]:
-    """Return up to `count` rows of (row, whether in ASCII, tokens): some long, the rest short."""
+    """Return up to `count` rows of (row, whether in another script, tokens).
+
+    Some are long, a third is in other scripts than the Latin one, and the rest is short.
+    """
     nearest = [min(natural, key=lambda each: abs(each[2] - long))[0] for long in _LONG if natural]
     long = list(dict.fromkeys(nearest))[: count // 4]
-    short = [each for each in natural if each[2] <= _SHORT and each[0] not in long]
-    other = _spaced([row for row, ascii_only, _ in short if not ascii_only], (count - len(long)) // 2)
-    plain = _spaced([row for row, ascii_only, _ in short if ascii_only], count - len(long) - len(other))
-    return [*long, *other, *plain]
+    left = [each for each in natural if each[0] not in long]
+    other = _spaced([row for row, is_other, tokens in left if is_other and tokens <= _MEDIUM], count // 3)
+    short = [row for row, is_other, tokens in left if not is_other and tokens <= _SHORT]
+    return [*long, *other, *_spaced(short, count - len(long) - len(other))]
 
 
 def _spaced(rows: Sequence[int], count: int) -> list[int]:
@@ -63,13 +67,11 @@ def _spaced(rows: Sequence[int], count: int) -> list[int]:
     return [rows[int(place)] for place in places]
 
 
-def _parts(text: Text) -> Sequence[str]:
-    return (text,) if isinstance(text, str) else text
+def _any(text: Text, test: Callable[[str], bool]) -> bool:
+    """Whether the text, or one of a pair, passes the test."""
+    return any(map(test, (text,) if isinstance(text, str) else text))
 
 
-def _any_odd(text: Text) -> bool:
-    return any(map(is_odd, _parts(text)))
-
-
-def _is_ascii(text: Text) -> bool:
-    return all(part.isascii() for part in _parts(text))
+def _is_other_script(text: str) -> bool:
+    """Whether most characters are not of the Latin script, as far as that can be told cheaply."""
+    return sum(map(str.isascii, text)) * 2 < len(text)

@@ -53,7 +53,9 @@ class Canaries:
         """Read what `to_json` returned; damage raises `ValueError`, `KeyError` or `TypeError`."""
         shapes = [(int(rows), int(dim)) for rows, dim in entries["shapes"]]
         sizes = [rows * dim for rows, dim in shapes]
-        values = np.frombuffer(_unpack(entries["values"]), "<f2").astype(np.float32) * np.float32(entries["scale"])
+        values = np.frombuffer(_unpack(entries["values"]), "<f2").astype(np.float32) * np.float32(
+            float(entries["scale"])
+        )
         if "places" in entries:
             flat = np.zeros(sum(sizes), np.float32)
             flat[np.frombuffer(_unpack(entries["places"]), "<u4")] = values

@@ -52,13 +52,13 @@ def test_pairs_and_tasks_survive() -> None:
 
 @pytest.mark.parametrize("dim", [1, 384, 1024, 4096, 10_000])
 def test_long_vectors_have_fewer_texts(dim: int) -> None:
-    texts = [f"text {number} {'ü' * (number % 2)}" for number in range(100)]
+    texts = [f"text {number} {'п' * (number % 2) * 20}" for number in range(100)]
     vectors = np.random.default_rng(0).standard_normal((100, 1, dim)).astype(np.float32)
     entries = choose_canaries(texts, [4 + number % 30 for number in range(100)], vectors)
     assert entries is not None
     assert len(json.dumps(entries)) <= MOST_BYTES < 100_000
     assert len(entries["texts"]) == (32 if dim <= 1024 else min(32, len(entries["texts"])))
-    assert len(entries["texts"]) >= 4
+    assert len(entries["texts"]) >= 3
     assert any(not text.isascii() for text in entries["texts"])
 
 

@@ -24,6 +24,7 @@ from sbert_infer.artifact.onnx_file import append_metadata
 from sbert_infer.backends import select
 from sbert_infer.backends.base import Batch
 from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
+from sbert_infer.backends.tensorrt.backend import TensorRTBackend
 from sbert_infer.encode import self_check
 from sbert_infer.encode.self_check import bounds_of
 from tests.models.multi_vectors import export_multi_vector
@@ -254,3 +255,32 @@ def test_bounds_follow_certificate_and_precision(small_onnx: Path) -> None:
     assert least(precision="bf16", min_cosine=1.0, threshold=0.9995) == pytest.approx(0.999)
     assert least("cuda:0", precision="bf16", min_cosine=0.9999, threshold=0.995) == pytest.approx(0.99)
     assert least(precision="fp16", min_cosine=1.0, threshold=0.999) == pytest.approx(0.998)
+
+
+def test_packed_rows_on_a_double_of_a_gpu(
+    small_plan: Path, lab: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab().install(small_plan)
+    with pytest.warns(SbertInferWarning, match="one was built"):
+        engine = Engine(small_plan)
+    with engine:
+        assert engine.device == "cuda:0"
+        assert engine.info["verified"]["verdict"] == "right"
+
+    run = TensorRTBackend.run
+
+    def mixed_up(self: TensorRTBackend, *args: Any, **options: Any) -> Any:
+        return [np.roll(found, 1, axis=0) for found in run(self, *args, **options)]  # the texts of a batch
+
+    monkeypatch.setattr(TensorRTBackend, "run", mixed_up)
+    with Engine(small_plan) as engine:  # it was right before, on the same machine
+        assert engine.device == "cuda:0"
+    with pytest.warns(SbertInferWarning, match="runs with onnxruntime") as warned:
+        engine = Engine(small_plan, verify="always")
+    (warning,) = warned
+    assert "gives wrong vectors here: lowest cosine" in str(warning.message)
+    assert (engine.device, engine.info["verified"]["verdict"]) == ("cpu", "right")
+    engine.close()
+    for options in ({"strict": True}, {"device": "cuda"}):
+        with pytest.raises(EngineError, match="gives wrong vectors here"):
+            Engine(small_plan, verify="always", **options)
