@@ -73,7 +73,7 @@ def test_exports_have_them(export_checkpoint: Callable[..., Path], reranker_onnx
         canaries = canaries_of(artifact)
         assert canaries is not None
         assert len(json.dumps(artifact.manifest.canaries)) < 100_000
-        assert len(canaries.texts) == 32
+        assert 24 <= len(canaries.texts) <= 32
         words = " ".join(text if isinstance(text, str) else " ".join(text) for text in canaries.texts)
         assert any("\u0400" <= character <= "\u04ff" for character in words)  # Cyrillic, among others
 
