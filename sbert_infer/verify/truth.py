@@ -76,7 +76,9 @@ class Truth:
 
 def _pool(tokens: Array, pooling: str) -> Array:
     """Return one vector for the token vectors [tokens, dim]."""
+    pooled: Array
     if pooling in ("cls", "lasttoken"):
-        return tokens[0 if pooling == "cls" else -1]
-    pooled: Array = tokens.mean(axis=0) if pooling == "mean" else tokens.max(axis=0)
+        pooled = tokens[0 if pooling == "cls" else -1]
+    else:
+        pooled = tokens.mean(axis=0) if pooling == "mean" else tokens.max(axis=0)
     return pooled

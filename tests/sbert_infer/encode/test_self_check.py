@@ -24,6 +24,7 @@ from sbert_infer.artifact.onnx_file import append_metadata
 from sbert_infer.backends import select
 from sbert_infer.backends.base import Batch
 from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
+from sbert_infer.backends.onnxruntime_session import FileModel
 from sbert_infer.backends.tensorrt.backend import TensorRTBackend
 from sbert_infer.encode import self_check
 from sbert_infer.encode.self_check import bounds_of
@@ -214,8 +215,8 @@ def wrong_openvino(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             self.closed = True
             super().close()
 
-    def open_wrong(artifact: Any, **how: Any) -> Wrong:
-        opened.append(Wrong(select.FileModel(artifact.path, fused=True), **how))
+    def open_wrong(artifact: Any, **how: Any) -> Any:
+        opened.append(Wrong(FileModel(artifact.path, fused=True), **how))
         return opened[-1]
 
     monkeypatch.setattr(select, "OpenVinoBackend", open_wrong)
