@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,10 @@ def main(artifact: Path, target: str | None, as_json: bool, **options: Any) -> N
     TARGET is the address of a server, or a Parquet or .npy file.
     """
     try:
-        report = _verify(open_artifact(artifact), target, options)
+        with warnings.catch_warnings(record=True) as caught:
+            report = _verify(open_artifact(artifact), target, options)
+        for warning in caught:
+            click.echo(f"warning: {warning.message}", err=True)
     except (SbertInferError, OSError) as error:
         click.echo(f"error: {' '.join(str(error).split())}", err=True)
         sys.exit(1)
