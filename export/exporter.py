@@ -123,4 +123,4 @@ def _write_onnx(model: Family, graphs: _Graphs, options: ExportOptions, target: 
             certificate = model.certify(artifact.path, options.precision, bounds, progress)
         with step("save", str(target), 0):
             check_free(target, options.force)  # again: this took a while
-            return artifact.commit(replace(draft, parity=asdict(certificate)))
+            return artifact.commit(replace(draft, parity=asdict(certificate), canaries=model.canaries()))

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.canaries import canaries_of
+from sbert_infer.artifact.fingerprint import fingerprint
 from sbert_infer.artifact.manifest import ENCODER, MULTI_VECTOR, RERANKER, SPARSE_ENCODER, Artifact, Manifest
 from sbert_infer.artifact.plan_file import Plan
 from sbert_infer.backends.openvino_install import why_no_bf16
@@ -100,7 +102,11 @@ def inspect(path: Path) -> str:
     size = path.stat().st_size + sum(file.size for file in artifact.manifest.data_files)
     plan = isinstance(artifact, Plan)
     first = f"{path}  {'plan' if plan else 'ONNX'}, {_megabytes(size)}, {artifact.manifest.precision}"
-    rows = [*_model(artifact.manifest), *(_plan(artifact) if isinstance(artifact, Plan) else _onnx(artifact))]
+    rows = [
+        *_model(artifact.manifest),
+        *_proof(artifact),
+        *(_plan(artifact) if isinstance(artifact, Plan) else _onnx(artifact)),
+    ]
     return "\n".join([first, *(f"  {name:<10}{text}" for name, text in rows)])
 
 
@@ -119,6 +125,14 @@ def _model(manifest: Manifest) -> Iterator[tuple[str, str]]:
         compared += " in FP32"
     yield "parity", f"{_difference(manifest)}, {compared}; at least {parity['threshold']} was asked for"
     yield "made by", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
+
+
+def _proof(artifact: Artifact) -> Iterator[tuple[str, str]]:
+    """What vectors can be recognised by, and checked with."""
+    found, canaries = fingerprint(artifact), canaries_of(artifact)
+    yield "print", f"{found.exact}, of the model in any precision {found.model}"
+    texts = "none: sbert-verify can't check it" if canaries is None else f"{len(canaries.texts)} texts"
+    yield "canaries", texts if canaries is None else f"{texts} with the eager model's vectors, for sbert-verify"
 
 
 def _vectors(manifest: Manifest) -> Iterator[tuple[str, str]]:

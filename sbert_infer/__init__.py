@@ -25,6 +25,7 @@ from sbert_infer.errors import (
     TruncationError,
     VersionError,
     WorkerError,
+    WrongVectorsError,
 )
 from sbert_infer.reranker import Reranker
 from sbert_infer.scheduling.stats import AsyncStats
@@ -56,5 +57,6 @@ __all__ = [
     "TruncationError",
     "VersionError",
     "WorkerError",
+    "WrongVectorsError",
     "__version__",
 ]

@@ -19,6 +19,7 @@ from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, che
 from sbert_infer.base_engine import BaseEngine
 from sbert_infer.encode.dense import DenseOutput
 from sbert_infer.encode.output import Output
+from sbert_infer.encode.self_check import Verify
 from sbert_infer.encode.sparse import SparseOutput
 from sbert_infer.encode.tokens import TokensOutput
 from sbert_infer.engine import Engine
@@ -56,6 +57,7 @@ class AsyncEngine:
         max_wait_s: float = 1.0,
         timeout_s: float = 30.0,
         hang_timeout_s: float = 20.0,
+        verify: Verify = "once",
         observe: Observe = lambda name, value: None,
     ) -> None:
         """Open `model` and start the workers. Takes as long as opening an `Engine`.
@@ -74,16 +76,14 @@ class AsyncEngine:
             timeout_s: how long a call may take, unless it sets its own timeout.
             hang_timeout_s: a batch that runs longer than this is given up, and the worker and
                 backend that run it are replaced.
+            verify: when to check the vectors of this machine, as for `Engine`.
             observe: called from several threads, as `observe(name, value)`. For each call it gets
                 the seconds of "tokenize", "queue" (once for each batch with texts of the call) and
                 "total"; for each batch, the seconds of "run" and the number of "batch_tokens".
 
         """
         _check_positive(
-            timeout_s=timeout_s,
-            hang_timeout_s=hang_timeout_s,
-            max_queue_tokens=max_queue_tokens,
-            max_wait_s=max_wait_s,
+            timeout_s=timeout_s, hang_timeout_s=hang_timeout_s, max_queue_tokens=max_queue_tokens, max_wait_s=max_wait_s
         )
         if max_delay_ms < 0:
             raise ValueError(f"max_delay_ms must be at least 0, got {max_delay_ms}")
@@ -92,7 +92,7 @@ class AsyncEngine:
         check_kind(artifact, (ENCODER, RERANKER, SPARSE_ENCODER), "AsyncEngine")
         if not isinstance(model, BaseEngine):
             opener = Reranker if artifact.manifest.kind == RERANKER else Engine
-            model = opener(artifact, workers=workers, max_batch_tokens=max_batch_tokens)
+            model = opener(artifact, workers=workers, max_batch_tokens=max_batch_tokens, verify=verify)
         self.engine = model
         self.timeout_s = timeout_s
         self._pipeline, manifest = self.engine.pipeline, artifact.manifest

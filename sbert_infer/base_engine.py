@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sbert_infer.artifact import open_artifact
-from sbert_infer.artifact.manifest import RERANKER, Artifact, Manifest, check_kind
+from sbert_infer.artifact.fingerprint import Fingerprint, fingerprint
+from sbert_infer.artifact.manifest import Artifact, Manifest, check_kind
 from sbert_infer.backends.base import Backend
 from sbert_infer.backends.devices import Device
 from sbert_infer.backends.select import BackendOptions, PassedOver, open_backend
+from sbert_infer.encode.open_pipeline import load_tokenizer, make_pipeline
 from sbert_infer.encode.options import EncodeOptions
 from sbert_infer.encode.output import EncodeStats, Output, Window
 from sbert_infer.encode.pipeline import Pipeline, Progress, no_progress
-from sbert_infer.errors import ArtifactError, EngineError, warn
+from sbert_infer.encode.self_check import SelfCheck, Verify
+from sbert_infer.errors import EngineError, warn
 from sbert_infer.text.inputs import check_on_truncate, check_text
-from sbert_infer.text.pair_tokenizer import PairTokenizer
 from sbert_infer.text.tokenizer import Tokenizer
 from sbert_infer.types import OnTruncate, Text
 
@@ -46,6 +50,7 @@ class BaseEngine:
         workers: int | None = None,
         threads: int | None = None,
         max_batch_tokens: int | None = None,
+        verify: Verify = "once",
         passed_over: PassedOver = lambda choice, why: None,
     ) -> None:
         """Open the artifact at `path`.
@@ -62,6 +67,9 @@ class BaseEngine:
             threads: cores that share one batch; 1 by default, which is fastest for many texts.
             max_batch_tokens: tokens that run together, padding included; by default, what is
                 fastest on the backend.
+            verify: when to compare the vectors of this machine with those of the eager model, which
+                the artifact holds for some texts: "once" for each artifact, backend and machine,
+                "always", or "never". A backend that gives wrong vectors is not used.
             passed_over: called with the name of each better way to run a plan that is not taken,
                 and why.
 
@@ -79,14 +87,13 @@ class BaseEngine:
         self.last_stats = EncodeStats()
         self.model_card_data = EvaluationMetrics()
         self.artifact: Artifact = artifact
-        self._options = BackendOptions(device, strict, workers, threads, max_batch_tokens, passed_over=passed_over)
-        self._pipeline: Pipeline | None = Pipeline(
-            _load_tokenizer(artifact, manifest.max_length, manifest.truncation_side),
-            open_backend(artifact, self._options),
-            pad_id=manifest.pad_id,
-            padding_side=manifest.padding_side,
-            pairs=manifest.kind == RERANKER,
+        tokenizer = load_tokenizer(artifact)
+        self._self_check = SelfCheck(artifact, verify, tokenizer)
+        self._options = BackendOptions(
+            device, strict, workers, threads, max_batch_tokens, passed_over=passed_over, accept=self._self_check
         )
+        backend = open_backend(artifact, self._options)
+        self._pipeline: Pipeline | None = make_pipeline(artifact, tokenizer, backend)
         self._apply(manifest)
 
     def _apply(self, manifest: Manifest) -> None:
@@ -107,7 +114,7 @@ class BaseEngine:
     @max_seq_length.setter
     def max_seq_length(self, value: int) -> None:
         self._check_max_seq_length(value)
-        self.pipeline.tokenizer = _load_tokenizer(self.artifact, value, self.manifest.truncation_side)
+        self.pipeline.tokenizer = load_tokenizer(self.artifact, value)
 
     def _check_max_seq_length(self, value: int) -> None:
         limit = self.manifest.max_length
@@ -123,6 +130,11 @@ class BaseEngine:
     def manifest(self) -> Manifest:
         """The artifact's manifest: model, pooling, prompts, parity certificate, versions."""
         return self.artifact.manifest
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """Hashes of all that the artifact's vectors depend on; see `artifact/fingerprint.py`."""
+        return fingerprint(self.artifact)
 
     @property
     def device(self) -> str:
@@ -145,6 +157,8 @@ class BaseEngine:
             "threads": backend.threads,
             "max_batch_tokens": backend.max_batch_tokens,
             "parity": dict(self.manifest.parity),
+            "fingerprint": self.fingerprint.exact,
+            "verified": asdict(self._self_check.verdict),
         }
 
     def get_max_seq_length(self) -> int:
@@ -181,7 +195,8 @@ class BaseEngine:
         options = {name: getattr(self._options, name) for name in _COPIED_OPTIONS}
         settings = {name: getattr(self, name) for name in self.settings}
         path = self.artifact.path.absolute()  # the other process may be in another folder
-        return _reopen, (type(self), path, {**options, "on_truncate": self.on_truncate}, settings, self.manifest)
+        options |= {"on_truncate": self.on_truncate, "verify": self._self_check.verify}
+        return _reopen, (type(self), path, options, settings, self.manifest)
 
     def __enter__(self: Self) -> Self:
         return self
@@ -212,7 +227,7 @@ class BaseEngine:
     def tokenizer_of_other_side(self, max_length: int) -> Tokenizer:
         """Load a tokenizer that cuts long texts at the opposite end from the model's own."""
         other = "left" if self.manifest.truncation_side == "right" else "right"
-        return _load_tokenizer(self.artifact, max_length, other)
+        return load_tokenizer(self.artifact, max_length, other)
 
     def _run(
         self,
@@ -265,13 +280,3 @@ class EvaluationMetrics:
     def set_evaluation_metrics(self, evaluator: object, metrics: dict[str, float], *_: object) -> None:
         """Store the results of an evaluator, which calls this when it is done."""
         self.metrics.update(metrics)
-
-
-def _load_tokenizer(artifact: Artifact, max_length: int, side: str) -> Tokenizer:
-    try:
-        manifest = artifact.manifest
-        if manifest.kind == RERANKER:
-            return PairTokenizer(artifact.tokenizer_json, max_length, side, token_types=manifest.token_types)
-        return Tokenizer(artifact.tokenizer_json, max_length, side)
-    except Exception as error:  # tokenizers raises nothing more precise
-        raise ArtifactError(f"{artifact.path}: the installed tokenizers can't read its tokenizer: {error}") from error

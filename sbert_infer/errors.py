@@ -10,6 +10,7 @@
     ├── EmbedError           a corpus can't be read, or its vectors can't be written
     └── EngineError          the engine can't run (closed, used after a fork, missing package)
         ├── TruncationError  a text is longer than the model's limit and on_truncate="error"
+        ├── WrongVectorsError  the backend gives other vectors than the eager model did
         ├── TextError        the model fails on this text, and on no other
         ├── CallTooLargeError  one call has more tokens than may be encoded at once
         ├── DeadlineError    the call took longer than its timeout
@@ -94,6 +95,10 @@ class TruncationError(EngineError):
     def __init__(self, index: int, limit: int, *, noun: str = "text", texts: int = 1) -> None:
         self.index, self.limit, self.texts = index, limit, texts
         super().__init__(f"{noun} {index} has more than {limit} tokens; shorten it or set on_truncate")
+
+
+class WrongVectorsError(EngineError):
+    """A backend that gives other vectors here than the eager model gave at the export."""
 
 
 class TextError(EngineError):

@@ -135,6 +135,14 @@ def _rows(x: Any) -> Array:
     return np.atleast_2d(array)
 
 
+def cosine(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return the cosine of each row of `a` to the same row of `b`; two zero rows have 1."""
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    found: npt.NDArray[np.float64] = (x * y).sum(1) / np.maximum(norms, 1e-12)
+    return np.where((norms == 0) & (np.abs(x - y).max(axis=1) == 0), 1.0, found)
+
+
 def unit_rows(x: Array) -> Array:
     """Scale each row to length 1; a zero row stays zero."""
     unit: Array = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)

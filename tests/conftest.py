@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(
                 pytest.mark.skip(reason=f"needs a GPU, but {problem}: run make test-gpu where there is one")
             )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what the tests find out in a folder of theirs, not in the user's cache."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SBERT_INFER_CACHE", str(shared / "user-cache"))
+        yield
 
 
 @pytest.fixture(scope="session")

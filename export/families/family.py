@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,8 +31,9 @@ class Family(ABC):
     """A checkpoint of one kind of model, on its way to an artifact.
 
     The calls come in this order: `recognises`, `read`, `check_options`, `load`, `prepare`,
-    `expect`, `trace`, `calibration` (for 8 bits) and `certify`. Nothing but `check_options` and the
-    last depends on the precision, so several artifacts can be made from one object.
+    `expect`, `canaries`, `trace`, `calibration` (for 8 bits) and `certify`. Nothing but
+    `check_options` and the last depends on the precision, so several artifacts can be made from one
+    object.
     """
 
     kind: ClassVar[str]  # in messages: "cross-encoder"
@@ -101,6 +102,10 @@ class Family(ABC):
 
         Raises `ParityError` out of `bounds`. `progress` takes the tokens done, twice `work` in all.
         """
+
+    @abstractmethod
+    def canaries(self) -> Mapping[str, Any] | None:
+        """Some of the probes with the reference's results, for the artifact to carry."""
 
     def _make_probes(self, count_tokens: TokenCounter) -> Sequence[Any]:
         """The probes, up to the model's limit."""

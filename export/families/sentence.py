@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
@@ -19,6 +20,7 @@ from sbert_infer.export.options import ExportOptions, Progress
 from sbert_infer.export.precision.int8 import Batch, calibration_samples
 from sbert_infer.export.reference.bge_m3 import TokenHeads, load_heads, unweighted_ids
 from sbert_infer.export.reference.encoder import Reference, load_reference
+from sbert_infer.export.verify.canaries import choose_canaries
 from sbert_infer.export.verify.parity import Bounds, Certificate, Expected, certify, expect
 from sbert_infer.export.verify.probe_texts import SENTENCES
 from sbert_infer.export.verify.token_parity import check_heads, check_tokens
@@ -96,6 +98,11 @@ class SentenceEncoder(Family):
         if self.heads is not None:
             check_heads(path, self.reference, self.heads, some, bounds, precision)
         return certificate
+
+    def canaries(self) -> Mapping[str, Any] | None:
+        """Some of the texts with their vectors."""
+        expected = self.expected
+        return choose_canaries(expected.texts, expected.lengths, expected.vectors[:, None])
 
     @cached_property
     def heads(self) -> TokenHeads | None:

@@ -44,7 +44,7 @@ class EngineCandidate:
 
     def __init__(self, path: Path, **options: Any) -> None:
         """Open it with these options of `Engine`."""
-        self._engine = Engine(path, on_truncate="ignore", **options)
+        self._engine = Engine(path, on_truncate="ignore", verify="never", **options)
         self._engine.truncate_dim = None
         self.close = self._engine.close
 

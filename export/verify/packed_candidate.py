@@ -16,8 +16,8 @@ from sbert_infer.errors import EngineError
 from sbert_infer.export.checkpoint.transformer import plain_tokenizer_json
 from sbert_infer.export.reference.encoder import Reference
 from sbert_infer.export.verify.candidate import Ids, Vectors
-from sbert_infer.export.verify.parity import cosine
 from sbert_infer.export.verify.probe_texts import SENTENCES
+from sbert_infer.similarity import cosine
 from sbert_infer.text.packing import PackedRows, pack_rows
 from sbert_infer.text.shapes import row_length
 from sbert_infer.text.tokenizer import Tokenizer

@@ -18,7 +18,7 @@ from sbert_infer.export.options import Progress, no_progress
 from sbert_infer.export.reference.encoder import Reference
 from sbert_infer.export.verify.candidate import Candidate, EngineCandidate
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH, is_odd
-from sbert_infer.similarity import unit_rows
+from sbert_infer.similarity import cosine, unit_rows
 
 Vectors = npt.NDArray[np.float32]
 Item = TypeVar("Item")  # a text, or a pair of texts
@@ -199,14 +199,6 @@ def _parts(batch: list[int], texts: Sequence[str]) -> list[list[int]]:
     if len(batch) <= 3 or len(batch) * longest <= _MIXED_CHARACTERS:
         return [batch]
     return [*_parts(batch[::2], texts), *_parts(batch[1::2], texts)]
-
-
-def cosine(a: Vectors, b: Vectors) -> npt.NDArray[np.float64]:
-    """The cosine of each row of `a` to the same row of `b`."""
-    x, y = a.astype(np.float64), b.astype(np.float64)
-    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
-    cosines: npt.NDArray[np.float64] = (x * y).sum(1) / np.maximum(norms, 1e-12)
-    return np.where((norms == 0) & (np.abs(x - y).max(axis=1) == 0), 1.0, cosines)  # two zero vectors agree
 
 
 def _overlap(a: Vectors, b: Vectors) -> float:

@@ -13,7 +13,8 @@ from sbert_infer.errors import ParityError
 from sbert_infer.export.reference.bge_m3 import TokenHeads
 from sbert_infer.export.reference.encoder import Reference
 from sbert_infer.export.verify.candidate import open_outputs
-from sbert_infer.export.verify.parity import Bounds, cosine
+from sbert_infer.export.verify.parity import Bounds
+from sbert_infer.similarity import cosine
 
 _MAX_ERROR = {"fp32": 1e-4, "bf16": 0.05, "int8": 0.1}  # of a token's weight, by precision
 

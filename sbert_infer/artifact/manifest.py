@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ _ADDED = (
     "roles",
     "max_active_dims",
     "unweighted_ids",
+    "canaries",
 )
 
 
@@ -84,6 +85,7 @@ class Manifest:
     unweighted_ids: tuple[int, ...] = ()  # with `token_weights`: tokens without a weight
     head: tuple[str, ...] = ()  # with token vectors: modules after pooling, but for a final Normalize
     roles: Mapping[str, Any] | None = None  # MULTI_VECTOR: how to prepare the texts of each role
+    canaries: Mapping[str, Any] | None = None  # texts with the eager model's vectors; see `canaries.py`
 
     def to_json(self) -> str:
         """Return the manifest as JSON, without later keys that have their default.
@@ -106,7 +108,7 @@ class Manifest:
                 f"artifact format {found}, this sbert-infer reads up to {FORMAT_VERSION}: upgrade sbert-infer"
             )
         entries = {name: getattr(cls, name) for name in _ADDED} | entries
-        if odd := set(entries) ^ {field.name for field in fields(cls)}:
+        if odd := set(entries) ^ {known.name for known in fields(cls)}:
             raise ArtifactError(f"manifest keys missing or unknown: {', '.join(sorted(odd))}")
         entries |= {name: tuple(entries[name]) for name in ("pooling", "outputs", "labels", "head", "unweighted_ids")}
         entries["data_files"] = tuple(DataFile(**entry) for entry in entries["data_files"])
@@ -120,6 +122,7 @@ class Artifact:
     path: Path
     manifest: Manifest
     tokenizer_json: str
+    sha256: str = field(default="", kw_only=True)  # of everything inside; its check needs no second look
 
 
 def check_kind(artifact: Artifact, kinds: Sequence[str], opener: str) -> None:

@@ -70,7 +70,7 @@ def _read(path: Path, data: memoryview) -> Artifact:
     if body[offset:] != _entries(entries[_TOKENIZER], entries[_MANIFEST]):
         raise CorruptError("its end is damaged; export or copy it again")
     _check_data_files(path, manifest, external_locations(body[:offset]))
-    return Artifact(path, manifest, entries[_TOKENIZER])
+    return Artifact(path, manifest, entries[_TOKENIZER], sha256=digest)
 
 
 def _unseal(data: memoryview) -> tuple[memoryview, int, str]:

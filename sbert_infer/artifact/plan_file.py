@@ -123,7 +123,7 @@ def write_plan(
 def open_plan(path: Path) -> Plan:
     """Check and read the plan's manifest and tokenizer. Other members are checked when used."""
     with _archive(path) as archive:
-        plan = _parse(path, _head(archive))
+        plan = _parse(path, _head(archive), archive.comment.decode())
         if odd := set(archive.namelist()) ^ {MANIFEST, *plan.members}:
             raise CorruptError(f"members missing or unknown: {', '.join(sorted(odd))}")
     return replace(plan, tokenizer_json=plan.read(TOKENIZER).decode())
@@ -158,7 +158,7 @@ def _head(archive: zipfile.ZipFile) -> dict[str, Any]:
     return head
 
 
-def _parse(path: Path, head: Mapping[str, Any]) -> Plan:
+def _parse(path: Path, head: Mapping[str, Any], digest: str) -> Plan:
     known = {"plan_version", "model", "engines", "rows", "pooling", "members"}
     if odd := set(head) ^ known:
         raise ArtifactError(f"manifest keys missing or unknown: {', '.join(sorted(odd))}")
@@ -169,7 +169,8 @@ def _parse(path: Path, head: Mapping[str, Any]) -> Plan:
         engines=tuple(EngineFile(**entry) for entry in head["engines"]),
         rows=_parse_rows(head["rows"]),
         pooling=str(head["pooling"]),
-        members={name: (int(size), str(digest)) for name, (size, digest) in head["members"].items()},
+        members={name: (int(size), str(hashed)) for name, (size, hashed) in head["members"].items()},
+        sha256=digest,
     )
 
 

@@ -10,7 +10,8 @@ For a plan, in this order:
 An ONNX model in BF16 runs with OpenVINO, else in FP32 with onnxruntime.
 
 If a TensorRT engine has to be built, for steps 3 and 4, and for a BF16 model in FP32, a warning
-says why; with `strict`, that is an error.
+says why; with `strict`, that is an error. So it is with one that gives wrong vectors here
+(`BackendOptions.accept`), instead of which the next one is taken.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from sbert_infer.backends.tensorrt.cuda_packages import driver_too_old
 from sbert_infer.backends.tensorrt.kernel_pooler import KernelPooler
 from sbert_infer.backends.tensorrt.loaded_engine import Interface, LoadError
 from sbert_infer.backends.tensorrt.versions import TensorRT, installed, why_none
-from sbert_infer.errors import EngineError, warn
+from sbert_infer.errors import EngineError, WrongVectorsError, warn
 from sbert_infer.text.packing import Packer
 
 # The choices, as `BackendOptions.passed_over` names them.
@@ -64,6 +65,7 @@ class BackendOptions:
     cuda_graphs: bool = True
     build: bool = True  # build a TensorRT engine if none fits; else raise `WouldBuildError`
     passed_over: PassedOver = lambda choice, why: None
+    accept: Callable[[Backend], object] = lambda backend: None  # raises `EngineError` for one not to be used
 
 
 class WouldBuildError(EngineError):
@@ -72,8 +74,14 @@ class WouldBuildError(EngineError):
 
 def open_backend(artifact: Artifact, options: BackendOptions) -> Backend:
     """Open the best backend for `artifact`."""
-    if isinstance(artifact, Plan):
-        return _open_plan(artifact, options)
+    try:
+        return _open_plan(artifact, options) if isinstance(artifact, Plan) else _open_onnx(artifact, options)
+    except WrongVectorsError as error:
+        cure = "export it again, or update what runs it; sbert-verify tells more"
+        raise WrongVectorsError(f"{artifact.path}: {error}; {cure}") from error
+
+
+def _open_onnx(artifact: Artifact, options: BackendOptions) -> Backend:
     model = FileModel(artifact.path, fused=artifact.manifest.fusion.get("attention", 0) > 0)
     gpus = gpu_indices("cpu" if options.device is None else options.device)
     if not gpus:
@@ -195,6 +203,16 @@ def _load(
         pooler=pooler,
     )
     backend.max_batch_tokens = options.max_batch_tokens or backend.max_batch_tokens
+    return _accepted(backend, options)
+
+
+def _accepted(backend: Backend, options: BackendOptions) -> Backend:
+    """Return `backend`; close it if it is not to be used."""
+    try:
+        options.accept(backend)
+    except BaseException:
+        backend.close()
+        raise
     return backend
 
 
@@ -224,20 +242,19 @@ def _pooler(plan: Plan) -> tuple[KernelPooler | None, str]:
 
 def _onnxruntime_cuda(model: FileModel | PlanModel, gpus: tuple[int, ...], options: BackendOptions) -> Backend:
     _refuse_cpu_options(options)
-    return OnnxCudaBackend(model, gpus, max_batch_tokens=options.max_batch_tokens)
+    return _accepted(OnnxCudaBackend(model, gpus, max_batch_tokens=options.max_batch_tokens), options)
 
 
 def _onnxruntime_cpu(model: FileModel | PlanModel, options: BackendOptions) -> Backend:
-    return OnnxBackend(
-        model, workers=options.workers, threads=options.threads, max_batch_tokens=options.max_batch_tokens
-    )
+    how = {"workers": options.workers, "threads": options.threads, "max_batch_tokens": options.max_batch_tokens}
+    return _accepted(OnnxBackend(model, **how), options)
 
 
 def _bf16_cpu(artifact: Artifact, model: FileModel, options: BackendOptions) -> Backend:
     """Return OpenVINO in BF16 or, if that can't run here, onnxruntime in FP32, with a warning."""
     how = {"workers": options.workers, "threads": options.threads, "max_batch_tokens": options.max_batch_tokens}
     try:
-        return OpenVinoBackend(artifact, **how)
+        return _accepted(OpenVinoBackend(artifact, **how), options)
     except EngineError as error:
         if options.strict:
             raise EngineError(f"{artifact.path}: can't run in BF16: {error}") from error

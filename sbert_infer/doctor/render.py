@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from sbert_infer.encode.self_check import Verdict
+
 _WIDTH = 14  # of the first column
 
 
@@ -85,6 +87,8 @@ def _artifact(artifact: dict[str, Any]) -> Iterator[str]:
     yield _line("runs with", artifact["uses"] or click.style("nothing", fg="red"))
     for each in artifact["passed_over"] or []:
         yield _line("and not with", f"{each['choice']}: {each['why']}")
+    if artifact["verified"] is not None:
+        yield _line("vectors", f"{Verdict(**artifact['verified'])}, against the eager model")
     for check in (artifact["run"] or {}).get("checks", []):
         verdict = click.style("yes", fg="green") if check["passed"] else click.style("NO", fg="red")
         yield _line("check", f"{check['name']}: {verdict}")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -25,6 +26,7 @@ from sbert_infer.artifact.plan_file import Plan
 from sbert_infer.backends.select import OPENVINO, READY, BackendOptions, WouldBuildError, open_backend
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.doctor.packages import end_of_process
+from sbert_infer.encode.self_check import SelfCheck
 from sbert_infer.errors import SbertInferError
 
 _WORDS = "a red fox runs over nine green hills and sleeps under two old trees by the sea".split()  # noqa: SIM905
@@ -82,10 +84,12 @@ def try_artifact(path: Path, device: str | None = None, run: bool = False) -> di
             if run:
                 opener = Reranker if artifact.manifest.kind == RERANKER else Engine
                 with opener(artifact, device=device, on_truncate="ignore", passed_over=pass_over) as engine:
-                    result["uses"] = engine.info["backend"]
+                    result |= {"uses": engine.info["backend"], "verified": engine.info["verified"]}
                     result["run"] = _run(engine)
             else:
-                result["uses"] = _choose(artifact, BackendOptions(device, build=False, passed_over=pass_over))
+                check = SelfCheck(artifact, "once")
+                options = BackendOptions(device, build=False, passed_over=pass_over, accept=check)
+                result |= {"uses": _choose(artifact, options), "verified": asdict(check.verdict)}
             if cuda.driver_problem() and not isinstance(artifact, Plan):
                 # An ONNX file has no better choice than the CPU where there is no GPU.
                 passed_over[:] = [each for each in passed_over if each["choice"] == OPENVINO]
@@ -95,7 +99,7 @@ def try_artifact(path: Path, device: str | None = None, run: bool = False) -> di
 
 
 def _nothing(path: Path) -> dict[str, Any]:
-    keys = ("kind", "model", "precision", "engines", "uses", "passed_over", "run", "error")
+    keys = ("kind", "model", "precision", "engines", "uses", "passed_over", "verified", "run", "error")
     return {"file": path.name, **dict.fromkeys(keys)}
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from sbert_infer import __version__
 from sbert_infer.encode.precision import PRECISIONS
+from sbert_infer.encode.self_check import Verify
 from sbert_infer.errors import EmbedError, SbertInferError
 
 EXAMPLES = """\b
@@ -51,6 +52,13 @@ _NAMES = click.Choice(["text", "jsonl", "csv", "tsv", "parquet"])
 @click.option("--prompt", metavar="TEXT", help="A prompt to put before each text.")
 @click.option("--device", metavar="NAME", help="cpu, cuda or cuda:1. [the best there is]")
 @click.option("--workers", type=_COUNT, metavar="N", help="Batches at once on a CPU. [usable cores]")
+@click.option(
+    "--verify",
+    type=click.Choice(get_args(Verify)),
+    default="once",
+    show_default=True,
+    help="Compare vectors of this machine with the eager model's, which ARTIFACT holds for some texts.",
+)
 @click.option(
     "--on-error", type=click.Choice(["skip", "fail"]), default="skip", show_default=True, help="For bad rows."
 )

@@ -15,16 +15,19 @@ from sbert_infer.artifact.manifest import ENCODER, check_kind
 from sbert_infer.backends.devices import Device
 from sbert_infer.encode.output import Window
 from sbert_infer.encode.precision import reduce_precision
+from sbert_infer.encode.self_check import Verify
 from sbert_infer.engine import Engine
 
 Array = npt.NDArray[Any]
 
 
-def open_engine(path: str | os.PathLike[str], *, device: Device = None, workers: int | None = None) -> Engine:
+def open_engine(
+    path: str | os.PathLike[str], *, device: Device = None, workers: int | None = None, verify: Verify = "once"
+) -> Engine:
     """Open an artifact whose vectors are dense, since a column can hold no others."""
     artifact = open_artifact(path)
     check_kind(artifact, (ENCODER,), "sbert-embed")
-    return Engine(artifact, device=device, workers=workers, on_truncate="ignore")
+    return Engine(artifact, device=device, workers=workers, on_truncate="ignore", verify=verify)
 
 
 @dataclass(frozen=True)
@@ -79,14 +82,15 @@ class Embedder:
         prompt: str | None = None,
         device: Device = None,
         workers: int | None = None,
+        verify: Verify = "once",
     ) -> None:
-        """Open `artifact`. `device` and `workers` are `Engine`'s, the rest is `sbert-embed`'s."""
+        """Open `artifact`. The last three are `Engine`'s, the rest is `sbert-embed`'s."""
         if precision in ("int8", "uint8"):
             raise ValueError(
                 f"precision {precision!r} needs the ranges of the whole corpus: use sbert-embed without Ray"
             )
         self.text_column, self.embedding_column, self.precision = text_column, embedding_column, precision
-        self.engine = open_engine(artifact, device=device, workers=workers)
+        self.engine = open_engine(artifact, device=device, workers=workers, verify=verify)
         self._vectors = Vectors(precision, normalize, truncate_dim, prompt_name, prompt)
 
     def __call__(self, batch: Any) -> Any:

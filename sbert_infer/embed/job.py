@@ -15,6 +15,7 @@ from sbert_infer.embed.embedder import Vectors
 from sbert_infer.embed.read.rows import Columns
 from sbert_infer.embed.read.sources import Source, find_sources
 from sbert_infer.encode.pipeline import WINDOW_TEXTS
+from sbert_infer.encode.self_check import Verify
 from sbert_infer.errors import EmbedError
 
 # A row group of 25 MB for MiniLM's 384 dimensions; half a minute of work on two cores.
@@ -32,6 +33,7 @@ class Job:
     device: str | None = None
     part_texts: int = _PART_TEXTS
     limit: int | None = None
+    verify: Verify = "once"
 
     def fingerprint(self) -> dict[str, Any]:
         """Everything that the parts depend on, by name. Raise if the model can't do the job."""
@@ -70,6 +72,7 @@ def make_job(inputs: Sequence[str], artifact: Path, options: Mapping[str, Any]) 
         device=options["device"],
         part_texts=_part_texts(options["part_rows"]),
         limit=options["limit"],
+        verify=options["verify"],
     )
 
 

@@ -49,7 +49,7 @@ def embed(
         before = journal.stats.texts
         with closing(Progress(journal.position.fraction, quiet=quiet)) as progress:
             if not journal.is_complete:
-                with open_engine(job.artifact, device=job.device, workers=workers) as engine:
+                with open_engine(job.artifact, device=job.device, workers=workers, verify=job.verify) as engine:
                     _embed_parts(job, journal, engine, progress, stop_at_bad_row=stop_at_bad_row)
         journal.mark_finishing()
         write_bad_rows(target, journal.parts)

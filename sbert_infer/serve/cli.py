@@ -7,11 +7,12 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from sbert_infer import __version__
+from sbert_infer.encode.self_check import Verify
 from sbert_infer.errors import EngineError, SbertInferError
 from sbert_infer.serve.settings import ModelFile, Settings
 
@@ -99,6 +100,13 @@ _SECONDS = _Finite(min=0, min_open=True)
     help="Websites whose pages may send requests.",
 )
 @click.option("--max-batch-tokens", type=_COUNT, metavar="N", help="Tokens that run together. [the backend's best]")
+@click.option(
+    "--verify",
+    type=click.Choice(get_args(Verify)),
+    default="once",
+    show_default=True,
+    help="Compare vectors of this machine with the eager model's, which a model file holds for some texts.",
+)
 @click.option("--max-queue-tokens", type=_COUNT, default=2**20, show_default=True, help="Tokens that may wait.")
 @click.option(
     "--max-delay-ms",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sbert_infer.encode.self_check import Verify
+
 MAX_INPUTS = 2048  # texts in a request, as OpenAI has it
 
 
@@ -44,6 +46,7 @@ class Settings:
     cors_origins: tuple[str, ...] = ()
     workers: int | None = None  # for Ray only: the command takes every core that it may use
     max_batch_tokens: int | None = None
+    verify: Verify = "once"
     max_queue_tokens: int = 2**20
     max_delay_ms: float = 2.0
     max_wait_s: float = 1.0

@@ -39,6 +39,7 @@ class Layer:
 
 RUNTIME, EXPORT, KERNELS, BENCH = "sbert_infer", "sbert_infer.export", "sbert_infer.kernels", "sbert_infer.bench"
 SERVE, EMBED, INTEGRATIONS = "sbert_infer.serve", "sbert_infer.embed", "sbert_infer.integrations"
+VERIFY = "sbert_infer.verify"
 LAYERS = {
     "sbert_infer": Layer(
         packages=frozenset({RUNTIME}),
@@ -53,6 +54,7 @@ LAYERS = {
     "sbert_infer/integrations": Layer(
         frozenset({RUNTIME, SERVE, INTEGRATIONS}), modules_of("cpu", "serve", "ray-serve")
     ),
+    "sbert_infer/verify": Layer(frozenset({RUNTIME, EMBED, VERIFY}), modules_of("cpu", "embed")),
     # triton_python_backend_utils: for a file that is copied into Triton Inference Server.
     "export": Layer(frozenset({RUNTIME, EXPORT, KERNELS}), modules_of("export") | {"triton_python_backend_utils"}),
     "kernels": Layer(frozenset({KERNELS}), frozenset({"torch", "triton"})),
@@ -63,7 +65,7 @@ LAYERS = {
 def layer_of(name: str) -> str:
     """The package of a layer that `name`, a dotted name under sbert_infer, belongs to."""
     head = ".".join(name.split(".")[:2])
-    return head if head in (EXPORT, KERNELS, BENCH, SERVE, EMBED, INTEGRATIONS) else RUNTIME
+    return head if head in (EXPORT, KERNELS, BENCH, SERVE, EMBED, INTEGRATIONS, VERIFY) else RUNTIME
 
 
 def violations(layer: Layer, found: Iterable[Module]) -> list[str]:

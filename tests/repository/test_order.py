@@ -21,7 +21,7 @@ ORDERS = {
     "sbert_infer": """
         kernels < errors, types, _util, text, similarity < artifact < backends < encode < scheduling
         < base_engine, engine, reranker, async_engine < __init__ < serve | embed | doctor | export
-        < integrations | bench
+        < integrations | bench | verify
     """,
     "sbert_infer.serve": """
         logs, settings < wire < history < models < metrics < http < routes < app < server < cli < __init__
@@ -31,6 +31,9 @@ ORDERS = {
     """,
     "sbert_infer.doctor": """
         probe | machine, packages < problems, requirements, trial < report < render < cli < __main__ < __init__
+    """,
+    "sbert_infer.verify": """
+        texts | server | vectors_file | truth < compare < report < cli < __main__ < __init__
     """,
     "sbert_infer.export": """
         options, write < checkpoint < reference < graph < precision < verify < families

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
@@ -27,6 +28,7 @@ from sbert_infer.export.families.family import Family
 from sbert_infer.export.graph.trace import build_graph
 from sbert_infer.export.options import ExportOptions, Progress
 from sbert_infer.export.precision.int8 import Batch, calibration_samples
+from sbert_infer.export.verify.canaries import choose_canaries
 from sbert_infer.export.verify.parity import Bounds
 from sbert_infer.types import Pair
 
@@ -84,6 +86,11 @@ class CrossEncoder(Family):
     def certify(self, path: Path, precision: str, bounds: Bounds, progress: Progress) -> ScoreCertificate:
         """Compare the scores before the activation."""
         return certify_scores(path, self.expected, bounds.natural, progress, exact=precision == "fp32")
+
+    def canaries(self) -> Mapping[str, Any] | None:
+        """Some of the pairs with their scores."""
+        expected = self.expected
+        return choose_canaries(expected.pairs, expected.lengths, expected.scores[:, None])
 
     def _make_probes(self, count_tokens: TokenCounter) -> list[Pair]:
         return probe_pairs(count_tokens, self.checkpoint.max_length)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
@@ -26,6 +27,7 @@ from sbert_infer.export.families.multi_vector.reference import MultiVectorRefere
 from sbert_infer.export.graph.trace import build_graph
 from sbert_infer.export.options import ExportOptions, Progress
 from sbert_infer.export.precision.int8 import Batch, calibration_samples
+from sbert_infer.export.verify.canaries import choose_canaries
 from sbert_infer.export.verify.parity import Bounds
 from sbert_infer.export.verify.probe_texts import SENTENCES
 
@@ -94,6 +96,10 @@ class MultiVectorEncoder(Family):
     def certify(self, path: Path, precision: str, bounds: Bounds, progress: Progress) -> MultiVectorCertificate:
         """Compare the vectors of all tokens in each role."""
         return certify_multi_vector(path, self.expected, bounds, progress)
+
+    def canaries(self) -> Mapping[str, Any] | None:
+        """Some of the texts as queries and as documents, with their vectors."""
+        return choose_canaries(*self.expected.by_text())
 
     def _work(self, count_tokens: TokenCounter) -> int:
         return 2 * len(self.probes)  # as queries and as documents

@@ -17,9 +17,9 @@ from sbert_infer.engine import Engine
 from sbert_infer.errors import ParityError
 from sbert_infer.export.families.multi_vector.reference import MultiVectorReference
 from sbert_infer.export.options import Progress, no_progress
-from sbert_infer.export.verify.parity import Bounds, cosine, refusing_failures
+from sbert_infer.export.verify.parity import Bounds, refusing_failures
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH
-from sbert_infer.similarity import maxsim
+from sbert_infer.similarity import cosine, maxsim
 
 Vectors = npt.NDArray[np.float32]
 
@@ -58,6 +58,13 @@ class ExpectedVectors:
     texts: int
     roles: dict[str, _Role]
     max_length: int
+
+    def by_text(self) -> tuple[list[str], list[int], list[Vectors], list[str | None]]:
+        """Every text in every role: the text with its prompt, its number of vectors, them, role."""
+        every = [(role, *each) for role in self.roles.values() for each in zip(role.texts, role.vectors, strict=True)]
+        texts = [role.prompt + text for role, text, _ in every]
+        vectors = [found for _, _, found in every]
+        return texts, list(map(len, vectors)), vectors, [role.task for role, _, _ in every]
 
 
 def expect_vectors(
@@ -111,7 +118,7 @@ def _encode(path: Path, role: _Role, progress: Progress) -> tuple[list[Vectors],
     """The artifact's vectors of each text alone, several calls at once, and of all in one call."""
     with (
         refusing_failures(),
-        Engine(path, on_truncate="ignore", threads=1) as engine,
+        Engine(path, on_truncate="ignore", threads=1, verify="never") as engine,
         ThreadPoolExecutor(usable_cores()) as pool,
     ):
         encode = partial(engine.encode, task=role.task, prompt=role.prompt)

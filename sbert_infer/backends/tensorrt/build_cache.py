@@ -94,8 +94,8 @@ def kept_verdict(key: str) -> bytes | None:
 
 
 def keep_verdict(key: str, content: bytes) -> None:
-    """Keep what was found out about this machine under `key`."""
-    _keep(_verdict(key), content)
+    """Keep what was found out about this machine under `key`, if that is possible."""
+    _keep(_verdict(key), content, logging.INFO)
 
 
 def _verdict(key: str) -> Path:
@@ -122,15 +122,15 @@ def _read(file: Path) -> bytes | None:
     return None
 
 
-def _keep(file: Path, content: bytes) -> None:
-    """Write `content`. If that fails, log a warning: it can still be used, but is not cached."""
+def _keep(file: Path, content: bytes, level: int = logging.WARNING) -> None:
+    """Write `content`. If that fails, log it: the content can still be used, but is not cached."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with staged(file) as new:
             new.path.write_bytes(hashlib.sha256(content).hexdigest().encode() + content)
             new.commit()
     except OSError as error:
-        logger.warning("%s can't be written (%s): it will be made again", file, error.strerror)
+        logger.log(level, "%s can't be written (%s): it will be made again", file, error.strerror)
 
 
 @contextmanager

@@ -104,7 +104,7 @@ class _RowEmbedder:
     """An actor: replaces texts by vectors. A bad row has an error instead."""
 
     def __init__(self, job: Job, workers: int) -> None:
-        options = {**asdict(job.vectors), "device": job.device, "workers": workers}
+        options = {**asdict(job.vectors), "device": job.device, "workers": workers, "verify": job.verify}
         self._embedder = Embedder(job.artifact, **options)
         self._column, self._piece_rows = job.columns.embedding, job.part_texts
 

@@ -159,6 +159,7 @@ class Model:
             max_delay_ms=settings.max_delay_ms,
             max_wait_s=settings.max_wait_s,
             timeout_s=settings.timeout_s,
+            verify=settings.verify,
             observe=observe,
         )
         # Opening a plan may take minutes, and the end of the process must not wait for it.

@@ -25,7 +25,8 @@ from sbert_infer.export.reference.encoder import Reference, load_reference
 from sbert_infer.export.verify.candidate import open_half
 from sbert_infer.export.verify.fp16_emulation import emulate_half
 from sbert_infer.export.verify.packed_candidate import MIN_SAME, PackedCandidate, cosine_among_others
-from sbert_infer.export.verify.parity import MIN_COSINE_OF_PLANS, Bounds, compare, cosine, expect
+from sbert_infer.export.verify.parity import MIN_COSINE_OF_PLANS, Bounds, compare, expect
+from sbert_infer.similarity import cosine
 from sbert_infer.text.shapes import choose_shapes
 from sbert_infer.types import Shape
 from tests.export.cases import CASES

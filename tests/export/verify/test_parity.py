@@ -19,8 +19,9 @@ from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.families import sentence
 from sbert_infer.export.reference.encoder import Reference, load_reference
-from sbert_infer.export.verify.parity import Bounds, _overlap, certify, cosine, expect, mixed_batches
+from sbert_infer.export.verify.parity import Bounds, _overlap, certify, expect, mixed_batches
 from sbert_infer.export.verify.probe_texts import is_odd
+from sbert_infer.similarity import cosine
 from tests.models.checkpoints import ODD_TEXTS, TEXTS
 
 MakeCheckpoint = Callable[..., Path]

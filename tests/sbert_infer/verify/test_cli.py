@@ -1,0 +1,257 @@
+"""`sbert-verify` against this machine, real servers and files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from sbert_infer import Engine
+from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.onnx_file import append_metadata
+from sbert_infer.serve.settings import ModelFile, Settings
+from sbert_infer.verify.cli import main
+from sbert_infer.verify.texts import SHORT
+from tests.sbert_infer.serve.conftest import start
+
+Encode = Callable[[list[str]], Any]
+
+
+@pytest.fixture(scope="session")
+def plain_onnx(export_checkpoint: Callable[..., Path]) -> Path:
+    """A small model without prompts, whose vectors have length 1."""
+    return export_checkpoint("bert", normalize=True)
+
+
+def verify(*arguments: object) -> tuple[int, dict[str, Any]]:
+    done = CliRunner().invoke(main, [*map(str, arguments), "--json"])
+    assert done.stdout, done.output
+    return done.exit_code, json.loads(done.stdout)
+
+
+def differences(report: dict[str, Any]) -> list[str]:
+    return [each["what"] for each in report["differences"]]
+
+
+@contextmanager
+def serving(encode: Encode, *, route: str = "/v1/embeddings", key: str | None = None) -> Iterator[str]:
+    """A server of one route, with the vectors that `encode` gives; yields its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def do_POST(self) -> None:
+            locked = key is not None and self.headers["Authorization"] != f"Bearer {key}"
+            if self.path != route or locked:
+                self.send_error(401 if locked else 404)
+                return
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            vectors = encode(body["inputs" if route == "/embed" else "input"]).tolist()
+            rows = [{"index": index, "embedding": row} for index, row in enumerate(vectors)]
+            answer = json.dumps(vectors if route == "/embed" else {"data": rows[::-1]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def small_engine(plain_onnx: Path) -> Iterator[Engine]:
+    with Engine(plain_onnx, on_truncate="ignore") as engine:
+        yield engine
+
+
+def test_this_machine(plain_onnx: Path, reranker_onnx: Path) -> None:
+    for path in (plain_onnx, reranker_onnx):
+        code, report = verify(path)
+        assert (code, report["verdict"], report["differences"]) == (0, "right", [])
+        assert report["target"] == "this machine"
+    assert "lowest cosine" in CliRunner().invoke(main, [str(plain_onnx)]).output
+
+
+def test_wrong_vectors_of_this_machine(plain_onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
+
+    run = OnnxBackend.run
+    monkeypatch.setattr(OnnxBackend, "run", lambda *a, **o: [found[:, ::-1] for found in run(*a, **o)])
+    code, report = verify(plain_onnx)
+    assert (code, report["verdict"]) == (1, "wrong")
+    assert differences(report) == ["weights or arithmetic"]
+    assert len(report["worst"]) == 3
+
+
+def test_vectors_that_are_wrong_in_batches_only(plain_onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
+
+    run = OnnxBackend.run
+
+    def mixed_up(self: OnnxBackend, batch: Any, *args: Any, **options: Any) -> Any:
+        return [found[::-1] for found in run(self, batch, *args, **options)]  # the rows
+
+    monkeypatch.setattr(OnnxBackend, "run", mixed_up)
+    assert differences(verify(plain_onnx)[1]) == ["batching"]
+
+
+def test_an_older_artifact(plain_onnx: Path, tmp_path: Path) -> None:
+    artifact = open_artifact(plain_onnx)
+    older = tmp_path / "older.onnx"
+    older.write_bytes(plain_onnx.read_bytes()[: int(plain_onnx.read_bytes()[-16:])])
+    with older.open("r+b") as file:
+        append_metadata(file, replace(artifact.manifest, canaries=None), artifact.tokenizer_json)
+    code, report = verify(older)
+    assert (code, report["verdict"]) == (1, "no canaries")
+    assert "export it again" in CliRunner().invoke(main, [str(older)]).output
+
+
+@pytest.mark.parametrize("route", ["", "/v1/embeddings", "/embed"])
+def test_our_own_server(plain_onnx: Path, export_checkpoint: Callable[..., Path], route: str) -> None:
+    running = start(Settings((ModelFile(plain_onnx, "small"),), port=0, drain_s=5.0))
+    try:
+        code, report = verify(plain_onnx, running.url + route)
+        assert (code, report["verdict"]) == (0, "right")
+        assert report["target"] == running.url + route
+        # The same checkpoint with another pooling, and in 8 bits.
+        other = export_checkpoint("bert", normalize=True, pooling=("cls",))
+        code, report = verify(other, running.url + route)
+        assert (code, report["verdict"]) == (1, "wrong")
+    finally:
+        running.stop()
+
+
+def test_a_server_that_cuts_texts_silently(plain_onnx: Path, small_engine: Engine) -> None:
+    small_engine.max_seq_length = 32
+    with serving(small_engine.encode) as url:
+        code, report = verify(plain_onnx, url)
+    assert (code, differences(report)) == (1, ["truncation"])
+    assert "cut to 32 tokens" in report["differences"][0]["how"]
+
+
+def test_a_server_in_8_bits(plain_onnx: Path, export_checkpoint: Callable[..., Path]) -> None:
+    path = export_checkpoint("bert", normalize=True, int8=True)
+    with Engine(path, on_truncate="ignore") as engine, serving(engine.encode, route="/embed") as url:
+        code, report = verify(plain_onnx, url)
+    assert (code, differences(report)) == (1, ["precision"])
+
+
+def test_a_server_that_needs_a_key(plain_onnx: Path, small_engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret\n")
+    with serving(small_engine.encode, key="secret") as url:
+        done = CliRunner().invoke(main, [str(plain_onnx), url])
+        assert done.exit_code == 1
+        assert "401" in done.stderr
+        assert verify(plain_onnx, url, "--key-file", tmp_path / "key")[0] == 0
+        done = CliRunner().invoke(main, [str(plain_onnx), url, "--key-env", "A_KEY"], env={"A_KEY": "secret"})
+        assert done.exit_code == 0
+
+
+@pytest.mark.parametrize("answer", [[[1.0], [2.0, 3.0]], [["a"]], [], [[float("inf")]]])
+def test_a_server_without_vectors(plain_onnx: Path, answer: Any) -> None:
+    class List(list[Any]):
+        def tolist(self) -> list[Any]:
+            return list(self)
+
+    with serving(lambda texts: List(answer), route="/embed") as url:
+        done = CliRunner().invoke(main, [str(plain_onnx), url + "/embed"])
+    assert done.exit_code == 1
+    assert "no list of vectors" in done.stderr
+
+
+def test_nobody_listens(plain_onnx: Path) -> None:
+    done = CliRunner().invoke(main, [str(plain_onnx), "http://127.0.0.1:9"])
+    assert done.exit_code == 1
+    assert "can't be reached" in done.stderr
+
+
+def write(path: Path, texts: list[str], vectors: Any, groups: int = 2) -> Path:
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+    pq.write_table(pa.table({"text": texts, "embedding": column}), path, row_group_size=-(-len(texts) // groups))
+    return path
+
+
+def test_a_parquet_file(
+    plain_onnx: Path, small_engine: Engine, tmp_path: Path, export_checkpoint: Callable[..., Path]
+) -> None:
+    texts = SHORT * 3
+    right = write(tmp_path / "right.parquet", texts, small_engine.encode(texts))
+    code, report = verify(plain_onnx, right)
+    assert (code, report["verdict"], report["texts"]) == (0, "right", len(texts))
+    assert verify(plain_onnx, right, "--rows", 10)[1]["texts"] == 10
+
+    mixed = small_engine.encode(texts)
+    with Engine(export_checkpoint("roberta", normalize=True), on_truncate="ignore") as other:
+        foreign = other.encode(texts)
+    code, report = verify(plain_onnx, write(tmp_path / "foreign.parquet", texts, foreign))
+    assert (code, differences(report)) == (1, ["model"])
+    mixed[len(texts) // 2 :] = foreign[len(texts) // 2 :]  # only the second row group
+    assert verify(plain_onnx, write(tmp_path / "mixed.parquet", texts, mixed))[0] == 1
+
+
+def test_what_sbert_embed_writes(plain_onnx: Path, tmp_path: Path) -> None:
+    corpus, vectors = tmp_path / "corpus.txt", tmp_path / "vectors.parquet"
+    corpus.write_text("\n".join(SHORT), encoding="utf-8")
+    for output in (vectors, tmp_path / "vectors.npy"):
+        command = [sys.executable, "-m", "sbert_infer.embed.cli", corpus, plain_onnx, "-o", output, "-q"]
+        subprocess.run(list(map(str, command)), check=True)
+        assert verify(plain_onnx, output, "--texts", corpus)[0] == 0
+        done = CliRunner().invoke(main, [str(plain_onnx), str(output)])
+        assert done.exit_code == 1
+        assert "--texts" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing.parquet"], "is no file"),
+        (["ftp://example.org"], "no address of a server"),
+        (["--prompt-name", "other", "http://127.0.0.1:9"], "not among the model's prompts"),
+    ],
+)
+def test_wrong_options(plain_onnx: Path, arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(main, [str(plain_onnx), *arguments])
+    assert done.exit_code == 2
+    assert said in done.stderr
+
+
+def test_files_that_can_not_be_compared(plain_onnx: Path, tmp_path: Path) -> None:
+    texts = SHORT[:3]
+    bits = write(tmp_path / "bits.parquet", texts, np.ones((3, 4), np.uint8))
+    junk = tmp_path / "junk.parquet"
+    junk.write_bytes(b"junk")
+    for path, said in ((bits, "8 bits"), (junk, "no readable Parquet")):
+        done = CliRunner().invoke(main, [str(plain_onnx), str(path)])
+        assert done.exit_code == 1
+        assert said in done.stderr
+    assert CliRunner().invoke(main, [str(plain_onnx), str(bits), "--embedding-column", "v"]).exit_code == 1
+
+
+def test_only_sentence_encoders_have_targets(reranker_onnx: Path) -> None:
+    done = CliRunner().invoke(main, [str(reranker_onnx), "http://127.0.0.1:9"])
+    assert done.exit_code == 2
+    assert "no sentence encoder" in done.stderr
