@@ -24,7 +24,7 @@ from sbert_infer.types import OnTruncate, Text
 Self = TypeVar("Self", bound="BaseEngine")
 
 # Options of `BackendOptions` that a copy is opened with.
-_COPIED_OPTIONS = ("device", "strict", "workers", "threads", "max_batch_tokens")
+COPIED_OPTIONS = ("device", "strict", "workers", "threads", "max_batch_tokens")
 # The prompts for queries and for documents, the preferred name first, as sentence-transformers has
 # it.
 _PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
@@ -47,6 +47,7 @@ class BaseEngine:
         threads: int | None = None,
         max_batch_tokens: int | None = None,
         passed_over: PassedOver = lambda choice, why: None,
+        **settings: Any,
     ) -> None:
         """Open the artifact at `path`.
 
@@ -64,8 +65,13 @@ class BaseEngine:
                 fastest on the backend.
             passed_over: called with the name of each better way to run a plan that is not taken,
                 and why.
+            settings: values for the attributes in `settings`, such as `prompts`; None leaves the
+                model's own.
 
         """
+        if unknown := settings.keys() - set(self.settings):
+            known = ", ".join(self.settings)
+            raise TypeError(f"{type(self).__name__} has no option {min(unknown)!r}; settings: {known}")
         check_on_truncate(on_truncate)
         for name, value in (("workers", workers), ("threads", threads), ("max_batch_tokens", max_batch_tokens)):
             if value is not None and value < 1:
@@ -88,6 +94,9 @@ class BaseEngine:
             pairs=manifest.kind == RERANKER,
         )
         self._apply(manifest)
+        for name, value in settings.items():
+            if value is not None:
+                setattr(self, name, value)
 
     def _apply(self, manifest: Manifest) -> None:
         """Take the settings that only this kind of engine has from the manifest."""
@@ -178,7 +187,7 @@ class BaseEngine:
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles hold the path and the settings; the file is opened again."""
         _ = self.pipeline  # a closed engine can't be copied
-        options = {name: getattr(self._options, name) for name in _COPIED_OPTIONS}
+        options = {name: getattr(self._options, name) for name in COPIED_OPTIONS}
         settings = {name: getattr(self, name) for name in self.settings}
         path = self.artifact.path.absolute()  # the other process may be in another folder
         return _reopen, (type(self), path, {**options, "on_truncate": self.on_truncate}, settings, self.manifest)
@@ -262,7 +271,9 @@ class EvaluationMetrics:
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
 
-    def set_evaluation_metrics(self, evaluator: object, metrics: dict[str, float], *_: object) -> None:
+    def set_evaluation_metrics(
+        self, evaluator: object, metrics: dict[str, float], epoch: int = 0, step: int = 0
+    ) -> None:
         """Store the results of an evaluator, which calls this when it is done."""
         self.metrics.update(metrics)
 
