@@ -38,6 +38,8 @@ _ADDED = (
     "roles",
     "max_active_dims",
     "unweighted_ids",
+    "route",
+    "other_routes",
 )
 
 
@@ -84,6 +86,8 @@ class Manifest:
     unweighted_ids: tuple[int, ...] = ()  # with `token_weights`: tokens without a weight
     head: tuple[str, ...] = ()  # with token vectors: modules after pooling, but for a final Normalize
     roles: Mapping[str, Any] | None = None  # MULTI_VECTOR: how to prepare the texts of each role
+    route: str | None = None  # of a Router: the task that this graph is for
+    other_routes: Mapping[str, Any] | None = None  # other tasks: where in the file their artifacts start and end
 
     def to_json(self) -> str:
         """Return the manifest as JSON, without later keys that have their default.
@@ -130,3 +134,11 @@ def check_kind(artifact: Artifact, kinds: Sequence[str], opener: str) -> None:
     if found not in kinds:
         what, right = _OPENED_BY[found]
         raise ArtifactError(f"{artifact.path} is {what}: open it with {right}, not with {opener}")
+
+
+def check_one_route(artifact: Artifact, user: str) -> None:
+    """Raise if `artifact` has several routes, of which `user` would take one only."""
+    if others := artifact.manifest.other_routes:
+        routes = " and ".join([str(artifact.manifest.route), *others])
+        fix = "export each by itself, with sbert-export --route"
+        raise ArtifactError(f"{artifact.path} has the routes {routes}, and {user} can't choose: {fix}")
