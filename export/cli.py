@@ -32,6 +32,8 @@ Examples:
   sbert-export model/ --portable -o any.onnx       standard operators, for other runtimes
   sbert-export reranker/                           a cross-encoder, for Reranker("reranker.onnx")
   sbert-export splade/                             a sparse encoder: Engine("splade.onnx") gives CSR matrices
+  sbert-export router/                             a Router: one file for queries and documents
+  sbert-export router/ --route query -o query.onnx one of its routes, for sbert-serve or --fp16
   sbert-export --inspect model.plan                what is inside a file
   sbert-export model.onnx --triton-repository dir  serve it with Triton Inference Server
   sbert-export sentence-transformers/all-MiniLM-L6-v2
@@ -82,7 +84,11 @@ much, nothing is, and the exit code is 1.
     help="sentence, or sentence,tokens: the graph also gives a vector for each token; "
     "for bge-m3 sentence,sparse,multi. [sentence]",
 )
-@click.option("--route", metavar="NAME", help="The route to export of a model that has several (Router, Asym).")
+@click.option(
+    "--route",
+    metavar="NAME",
+    help="Export this route only of a model that has several (Router, Asym). [query and document in one file]",
+)
 @click.option(
     "--min-cosine",
     type=float,

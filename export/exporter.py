@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import cast
 
@@ -13,8 +14,9 @@ import onnx_ir as ir
 
 from sbert_infer.artifact.manifest import Manifest
 from sbert_infer.backends.openvino_install import openvino_version, why_no_bf16
-from sbert_infer.errors import SbertInferWarning
+from sbert_infer.errors import ExportError, SbertInferWarning
 from sbert_infer.export.checkpoint.hub import locate
+from sbert_infer.export.checkpoint.modules_json import Routes, is_static, read_routes
 from sbert_infer.export.families.cross_encoder.family import CrossEncoder
 from sbert_infer.export.families.family import Family
 from sbert_infer.export.families.multi_vector.family import MultiVectorEncoder
@@ -27,7 +29,7 @@ from sbert_infer.export.plan_exporter import PlanWriter
 from sbert_infer.export.precision.bf16 import to_bf16
 from sbert_infer.export.precision.int8 import quantize
 from sbert_infer.export.verify.parity import Bounds
-from sbert_infer.export.write import check_free, check_target, stage
+from sbert_infer.export.write import check_free, check_target, join, stage
 
 __all__ = ["ExportOptions", "default_output", "export", "export_all"]
 
@@ -56,6 +58,10 @@ def export_all(
     """
     for target, options in wanted:
         check_target(target, options.force)
+    path = locate(str(source), wanted[0][1].trust_remote_code)
+    if wanted[0][1].route is None and (routes := read_routes(path)) is not None:
+        yield from _export_routes(source, path, wanted, routes, step)
+        return
     plan_writers = {target: PlanWriter(options, step) for target, options in wanted if options.fp16}
     with step("load", str(source), 0):
         model = _read(source, wanted[0][1])
@@ -76,6 +82,31 @@ def export_all(
             yield target, plan_writers[target].write(cast(SentenceEncoder, model), target)  # others refuse FP16
         else:
             yield target, _write_onnx(model, graphs, options, target, step)
+
+
+def _export_routes(
+    source: str | Path, path: Path, wanted: Sequence[tuple[Path, ExportOptions]], routes: Routes, step: Step
+) -> Iterator[tuple[Path, Manifest]]:
+    """Export each route as a model of its own, certificate included, and put them into one file."""
+    if any(options.fp16 for _, options in wanted):
+        raise ExportError("--fp16 takes one route at a time: --route query, --route document, each with -o")
+    with tempfile.TemporaryDirectory(prefix=".routes.", dir=wanted[0][0].parent) as folder:
+        files = {route: [Path(folder, f"{route}{i}.onnx") for i in range(len(wanted))] for route in astuple(routes)}
+        for route, targets in files.items():
+            each = [replace(options, route=route) for _, options in wanted]
+            if is_static(path, route):  # a table has no other precision
+                each = [replace(options, int8=False, bf16=False, calibration=()) for options in each]
+            for _ in export_all(source, list(zip(targets, each, strict=True)), step=_named(step, route)):
+                pass
+        for (target, options), *parts in zip(wanted, *files.values(), strict=True):
+            with step("save", f"{target}, with both routes", 0):
+                manifest = join(dict(zip(files, parts, strict=True)), target, options.force)
+            yield target, manifest
+
+
+def _named(step: Step, route: str) -> Step:
+    """The steps of one route, with its name instead of that of a temporary file."""
+    return lambda name, what, total: step(name, f"{route} route" + (f": {what}" if name != "save" else ""), total)
 
 
 def _read(source: str | Path, options: ExportOptions) -> Family:

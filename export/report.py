@@ -51,6 +51,7 @@ def summarize(manifest: Manifest, path: Path, portable: bool) -> str:
         f"  {graph}",
         f"  parity   {_detailed_parity(manifest)} of up to {manifest.parity['max_length']} tokens",
         *_tensorrt_engines(path),
+        *(f"  {name:<9}{text}" for name, text in _routes(manifest)),
         f"  use      {use.format(str(path))}",
     ]
     return "\n".join(lines)
@@ -110,11 +111,18 @@ def inspect(path: Path) -> str:
     return "\n".join([first, *(f"  {name:<10}{text}" for name, text in rows)])
 
 
+def _routes(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """What a file with several routes holds besides the one that is described."""
+    for task, (start, stop) in (manifest.other_routes or {}).items():
+        yield "routes", f"{manifest.route} (default), described here; {task}, {_megabytes(stop - start)}"
+
+
 def _model(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """What every artifact has."""
     parity = manifest.parity
     yield "model", f"{manifest.name} ({manifest.architecture}), weights sha256 {manifest.weights_sha256}"
     yield from {RERANKER: _scores, MULTI_VECTOR: _token_vectors}.get(manifest.kind, _vectors)(manifest)
+    yield from _routes(manifest)
     for name, prompt in manifest.prompts.items():
         default = "  (default)" if name == manifest.default_prompt_name else ""
         yield "prompt", f"{name}: {json.dumps(prompt, ensure_ascii=False)}{default}"

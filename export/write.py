@@ -6,7 +6,7 @@ import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ import onnx_ir as ir
 from sbert_infer._util.files import StagedFile, locked, staged
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.manifest import DataFile, Manifest
-from sbert_infer.artifact.onnx_file import append_metadata, sha256
+from sbert_infer.artifact.onnx_file import append_metadata, join_routes, sha256
 from sbert_infer.errors import ArtifactError, ExportError
 
 # Protobuf's limit is 2 GiB, less room for the graph and the tokenizer (some have 30 MB).
@@ -95,6 +95,27 @@ def stage(model: ir.Model, draft: Manifest, tokenizer_json: str, target: Path) -
             else:
                 artifact = _write(model, draft, tokenizer_json, file)
         yield artifact
+
+
+def join(parts: Mapping[str, Path], target: Path, force: bool) -> Manifest:
+    """Write the artifacts of a model's routes to one file, whose graph is that of the first."""
+    (main, first), *others = parts.items()
+    manifests = [open_artifact(path).manifest for path in parts.values()]
+    for name in ("kind", "dim", "similarity", "truncate_dim", "max_active_dims"):
+        if len({getattr(manifest, name) for manifest in manifests}) > 1:
+            raise ExportError(f"the routes {', '.join(parts)} differ in {name}: export each by itself, with --route")
+    size = sum(path.stat().st_size for path in parts.values())
+    if size > MAX_PROTOBUF_BYTES or any(manifest.data_files for manifest in manifests):
+        raise ExportError("the routes have over 2 GB, too much for one file: export each by itself, with --route")
+    check_free(target, force)
+    with _blaming(target), staged(target) as staged_file:
+        with staged_file.path.open("w+b") as file:
+            manifest = join_routes(file, first, main, dict(others))
+        replaced = _weights_of(target)
+        staged_file.commit()
+        for name in replaced:
+            (target.parent / name).unlink(missing_ok=True)
+    return manifest
 
 
 def _write(model: ir.Model, draft: Manifest, tokenizer_json: str, file: StagedFile) -> StagedArtifact:

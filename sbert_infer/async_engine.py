@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbert_infer.artifact import open_artifact
-from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, check_kind
+from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, check_kind, check_one_route
 from sbert_infer.base_engine import BaseEngine
 from sbert_infer.encode.dense import DenseOutput
 from sbert_infer.encode.output import Output
@@ -90,6 +90,7 @@ class AsyncEngine:
         self._owns = not isinstance(model, BaseEngine)
         artifact = model.artifact if isinstance(model, BaseEngine) else open_artifact(model)
         check_kind(artifact, (ENCODER, RERANKER, SPARSE_ENCODER), "AsyncEngine")
+        check_one_route(artifact, "AsyncEngine and sbert-serve")
         if not isinstance(model, BaseEngine):
             opener = Reranker if artifact.manifest.kind == RERANKER else Engine
             model = opener(artifact, workers=workers, max_batch_tokens=max_batch_tokens, verify=verify)
@@ -97,7 +98,8 @@ class AsyncEngine:
         self.timeout_s = timeout_s
         self._pipeline, manifest = self.engine.pipeline, artifact.manifest
         # The output of calls that do not ask for fewer dimensions or unit length.
-        self._output = SparseOutput(manifest) if manifest.kind == SPARSE_ENCODER else DenseOutput(manifest)
+        dims = getattr(self.engine, "max_active_dims", None)  # of a sparse encoder
+        self._output = SparseOutput(manifest, dims) if manifest.kind == SPARSE_ENCODER else DenseOutput(manifest)
         self._counts = CallCounts(observe)
         limits = Limits.of(
             self._pipeline.backend,

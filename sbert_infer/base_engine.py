@@ -28,7 +28,7 @@ from sbert_infer.types import OnTruncate, Text
 Self = TypeVar("Self", bound="BaseEngine")
 
 # Options of `BackendOptions` that a copy is opened with.
-_COPIED_OPTIONS = ("device", "strict", "workers", "threads", "max_batch_tokens")
+COPIED_OPTIONS = ("device", "strict", "workers", "threads", "max_batch_tokens")
 # The prompts for queries and for documents, the preferred name first, as sentence-transformers has
 # it.
 _PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
@@ -52,6 +52,7 @@ class BaseEngine:
         max_batch_tokens: int | None = None,
         verify: Verify = "once",
         passed_over: PassedOver = lambda choice, why: None,
+        **settings: Any,
     ) -> None:
         """Open the artifact at `path`.
 
@@ -72,8 +73,13 @@ class BaseEngine:
                 "always", or "never". A backend that gives wrong vectors is not used.
             passed_over: called with the name of each better way to run a plan that is not taken,
                 and why.
+            settings: values for the attributes in `settings`, such as `prompts`; None leaves the
+                model's own.
 
         """
+        if unknown := settings.keys() - set(self.settings):
+            known = ", ".join(self.settings)
+            raise TypeError(f"{type(self).__name__} has no option {min(unknown)!r}; settings: {known}")
         check_on_truncate(on_truncate)
         for name, value in (("workers", workers), ("threads", threads), ("max_batch_tokens", max_batch_tokens)):
             if value is not None and value < 1:
@@ -95,6 +101,9 @@ class BaseEngine:
         backend = open_backend(artifact, self._options)
         self._pipeline: Pipeline | None = make_pipeline(artifact, tokenizer, backend)
         self._apply(manifest)
+        for name, value in settings.items():
+            if value is not None:
+                setattr(self, name, value)
 
     def _apply(self, manifest: Manifest) -> None:
         """Take the settings that only this kind of engine has from the manifest."""
@@ -192,7 +201,7 @@ class BaseEngine:
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles hold the path and the settings; the file is opened again."""
         _ = self.pipeline  # a closed engine can't be copied
-        options = {name: getattr(self._options, name) for name in _COPIED_OPTIONS}
+        options = {name: getattr(self._options, name) for name in COPIED_OPTIONS}
         settings = {name: getattr(self, name) for name in self.settings}
         path = self.artifact.path.absolute()  # the other process may be in another folder
         options |= {"on_truncate": self.on_truncate, "verify": self._self_check.verify}
@@ -277,6 +286,8 @@ class EvaluationMetrics:
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
 
-    def set_evaluation_metrics(self, evaluator: object, metrics: dict[str, float], *_: object) -> None:
+    def set_evaluation_metrics(
+        self, evaluator: object, metrics: dict[str, float], epoch: int = 0, step: int = 0
+    ) -> None:
         """Store the results of an evaluator, which calls this when it is done."""
         self.metrics.update(metrics)

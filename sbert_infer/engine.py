@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sbert_infer.artifact.manifest import ENCODER, MULTI_VECTOR, SPARSE_ENCODER, TOKENS, Manifest
-from sbert_infer.base_engine import BaseEngine
 from sbert_infer.encode.dense import DenseOutput
 from sbert_infer.encode.hybrid import AllVectors, HybridOutput
 from sbert_infer.encode.late_chunking import Spans, check_can_pool, encode_spans
@@ -20,22 +19,23 @@ from sbert_infer.encode.multi_vector import MultiVectorOutput
 from sbert_infer.encode.options import EncodeOptions, check_running, given
 from sbert_infer.encode.output import Output, Window
 from sbert_infer.encode.results import progress_bar
-from sbert_infer.encode.sparse import SparseOutput, decode
+from sbert_infer.encode.sparse import SparseOutput
 from sbert_infer.encode.tokens import TokensOutput
+from sbert_infer.routed_engine import RoutedEngine
 from sbert_infer.similarity import (
     MULTI_SIMILARITIES,
     SIMILARITIES,
-    as_csr,
+    multi_similarity,
     pairwise_similarity,
     similarity,
-    sparse_pairwise_similarity,
     sparse_similarity,
     unit_rows,
 )
+from sbert_infer.sparse_methods import SparseMethods
 from sbert_infer.text.inputs import as_list, as_texts, check_texts
 
 
-class Engine(BaseEngine):
+class Engine(SparseMethods, RoutedEngine):
     """Encodes texts with an exported model.
 
     >>> engine = Engine("model.onnx")                                  # doctest: +SKIP
@@ -47,11 +47,12 @@ class Engine(BaseEngine):
     """
 
     kinds = (ENCODER, SPARSE_ENCODER, MULTI_VECTOR)
-    settings = (*BaseEngine.settings, "truncate_dim", "similarity_fn_name")
+    settings = (*SparseMethods.settings, "truncate_dim", "similarity_fn_name", "max_active_dims")
 
     truncate_dim: int | None  # dimensions that `encode` keeps by default; None for all
 
     def _apply(self, manifest: Manifest) -> None:
+        super()._apply(manifest)
         self.truncate_dim = manifest.truncate_dim
         self._similarity_fn_name = manifest.similarity
 
@@ -64,8 +65,8 @@ class Engine(BaseEngine):
         show_progress_bar: bool | None = None,
         output_value: str = "sentence_embedding",
         precision: str | None = "float32",
-        convert_to_numpy: bool = True,
-        convert_to_tensor: bool = False,
+        convert_to_numpy: bool | None = None,
+        convert_to_tensor: bool | None = None,
         device: str | None = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
@@ -75,6 +76,9 @@ class Engine(BaseEngine):
         sentences: str | Iterable[str] | None = None,
         out: npt.NDArray[np.float32] | None = None,
         max_active_dims: int | None = None,
+        convert_to_sparse_tensor: bool | None = None,
+        save_to_cpu: bool | None = None,
+        token_pooling: Any = None,
         task: str | None = None,
         task_metadata: Any = None,
         prompt_type: Any = None,
@@ -94,7 +98,8 @@ class Engine(BaseEngine):
             output_value: "sentence_embedding", or "token_embeddings" if the artifact was exported
                 with those: a list of arrays [tokens, hidden], special tokens included.
             precision: "float32" (also None), "int8", "uint8", "binary" or "ubinary".
-            convert_to_numpy: False gives a list of tensors.
+            convert_to_numpy: True gives arrays, False a list of tensors. The default is arrays, but
+                for a multi-vector encoder tensors.
             convert_to_tensor: True gives one tensor (imports torch).
             device: None, or the device that the engine already uses.
             normalize_embeddings: scale each vector to length 1.
@@ -105,9 +110,13 @@ class Engine(BaseEngine):
             out: an array or memmap [texts, dim] to write to and return. `inputs` are then read
                 lazily, so memory use does not grow with the number of texts.
             max_active_dims: for a sparse encoder, keep this many of the largest values of each
-                vector.
+                vector; by default `self.max_active_dims`.
+            convert_to_sparse_tensor: for a sparse encoder, whether tensors are sparse. This,
+                `save_to_cpu` or `convert_to_tensor` makes the result what `SparseEncoder` returns.
+            save_to_cpu: for a sparse encoder; tensors are on the CPU in any case.
+            token_pooling: for a multi-vector encoder, a token pooling of sentence-transformers.
             task: "query" or "document", as `encode_query` and `encode_document` set it. Only for
-                a multi-vector encoder do the two differ in more than their prompts.
+                a multi-vector encoder or a `Router` do the two differ in more than their prompts.
             task_metadata: set by the package mteb, which passes a data loader as `inputs`.
             prompt_type: set by mteb: whether the texts are queries or documents.
             hf_split: set by mteb; ignored.
@@ -118,7 +127,7 @@ class Engine(BaseEngine):
 
             For a sparse encoder, a `scipy.sparse.csr_matrix` [texts, dim], which has one row for
             one text, or the tensors that `SparseEncoder.encode` returns. For a multi-vector
-            encoder, a list of arrays [tokens, dim], or one such array for one text.
+            encoder, a list of tensors [tokens, dim], or one such tensor for one text.
 
         """
         if task_metadata is not None:
@@ -139,14 +148,20 @@ class Engine(BaseEngine):
             truncate_dim=truncate_dim,
             out=out,
             max_active_dims=max_active_dims,
+            convert_to_sparse_tensor=convert_to_sparse_tensor,
+            save_to_cpu=save_to_cpu,
+            token_pooling=token_pooling,
             task=task,
         )
-        output = self._output(options)
+        engine = self.for_task(task)
+        output = engine._output(options)
         if out is None:
             texts = known = list(texts)
         count = len(known) if out is None else len(out)
         with progress_bar(count, options.show_progress_bar) as progress:
-            return output.gather(self._run(texts, output, options, progress), count, single, options)
+            result = output.gather(engine._run(texts, output, options, progress), count, single, options)
+        self.last_stats = engine.last_stats
+        return result
 
     def token_vectors(self, texts: Iterable[str], prompt: str = "") -> list[npt.NDArray[np.float32]]:
         """Return the token vectors of each text, as `encode(output_value="token_embeddings")`."""
@@ -272,27 +287,25 @@ class Engine(BaseEngine):
         name = prompt_name or self.prompt_name_for("document")
         return self.encode(inputs, name, prompt, task="document", **options)
 
-    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
+    def similarity(self, embeddings1: Any, embeddings2: Any, **options: Any) -> Any:
         """Return the similarity of all pairs, [n, m], by the model's own function.
 
-        The result is a tensor if dense tensors are given, an array otherwise.
+        The result is a tensor if tensors are given, an array otherwise. For a multi-vector encoder
+        there are the options of `similarity.multi_similarity`.
         """
+        if self.manifest.kind == MULTI_VECTOR:
+            return multi_similarity(self.similarity_fn_name, embeddings1, embeddings2, **options)
         if self.manifest.kind == SPARSE_ENCODER:
-            return sparse_similarity(self.similarity_fn_name, as_csr(embeddings1), as_csr(embeddings2))
-        return similarity(self.similarity_fn_name, embeddings1, embeddings2)
+            return sparse_similarity(self.similarity_fn_name, embeddings1, embeddings2, **options)
+        return similarity(self.similarity_fn_name, embeddings1, embeddings2, **options)
 
-    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any, **options: Any) -> Any:
         """Return the similarity of each row to the same row of the other argument, [n]."""
+        if self.manifest.kind == MULTI_VECTOR:
+            return multi_similarity(self.similarity_fn_name, embeddings1, embeddings2, pairwise=True, **options)
         if self.manifest.kind == SPARSE_ENCODER:
-            return sparse_pairwise_similarity(self.similarity_fn_name, as_csr(embeddings1), as_csr(embeddings2))
-        return pairwise_similarity(self.similarity_fn_name, embeddings1, embeddings2)
-
-    def decode(self, embeddings: Any, top_k: int | None = None) -> list[list[tuple[str, float]]]:
-        """Return the words and weights of each sparse vector, the heaviest first."""
-        words = self.manifest.kind == SPARSE_ENCODER and self.manifest.pooling[0].startswith(("splade", "presence"))
-        if not words:
-            raise ValueError(f"the dimensions of {self.manifest.name} are no words of its vocabulary")
-        return decode(as_csr(embeddings), self.tokenizer.id_to_token, top_k)
+            return sparse_similarity(self.similarity_fn_name, embeddings1, embeddings2, pairwise=True, **options)
+        return pairwise_similarity(self.similarity_fn_name, embeddings1, embeddings2, **options)
 
     @property
     def similarity_fn_name(self) -> str:
@@ -339,10 +352,13 @@ class Engine(BaseEngine):
         """Return the kind of output that `options` ask for; refuse options it does not support."""
         manifest = self.manifest
         if manifest.kind == SPARSE_ENCODER:
-            return SparseOutput.of(manifest, options, self.truncate_dim)
+            return SparseOutput.of(manifest, options, self.truncate_dim, self.max_active_dims)
         options.refuse("max_active_dims", f"not for {manifest.name}, whose vectors are dense")
         if manifest.kind == MULTI_VECTOR:
             return MultiVectorOutput(manifest, options, self.truncate_dim, self.pipeline.tokenizer)
+        options.refuse(
+            "convert_to_sparse_tensor save_to_cpu token_pooling", f"not for {manifest.name}, a dense encoder"
+        )
         if options.output_value == TOKENS:
             options.refuse("precision normalize_embeddings truncate_dim out", f"not with output_value={TOKENS!r}")
             return TokensOutput(manifest)

@@ -26,49 +26,72 @@ _NO_TOKENS = -1e9  # score of a document without vectors, as in sentence-transfo
 
 def similarity(name: str, a: Any, b: Any) -> Any:
     """Compare all pairs: `a` [n, dim], `b` [m, dim] -> [n, m]. A vector [dim] counts as one row."""
-    if name in MULTI_SIMILARITIES:
-        return maxsim(a, b, mean=name == "meanmaxsim")
     return _apply(_MATRIX[name], a, b)
 
 
 def pairwise_similarity(name: str, a: Any, b: Any) -> Any:
     """Compare row by row: `a` [n, dim], `b` [n, dim] -> [n]."""
-    if name in MULTI_SIMILARITIES:
-        return maxsim_pairwise(a, b, mean=name == "meanmaxsim")
     return _apply(_ROWS[name], a, b)
 
 
-def maxsim(queries: Any, documents: Any, *, mean: bool = False) -> Any:
+def maxsim(queries: Any, documents: Any, *, mean: bool = False, chunk_elements: int | None = None) -> Any:
     """Return the score of each document for each query, [queries, documents].
 
     A score is the sum, or with `mean` the mean, over the query's vectors of the largest dot product
     with any of the document's vectors. Either argument is a list of [tokens, dim] arrays or
     tensors, a single one, or an array [texts, tokens, dim] in which zero vectors are padding. A
     document without vectors scores -1e9, below all others.
+
+    `chunk_elements` is how many products may be in memory at once, 2^24 by default; those of one
+    query and one document always are.
     """
-    return _as_given(_maxsim(_texts(queries), _texts(documents), mean), queries, documents)
+    return _as_given(_maxsim(_texts(queries), _texts(documents), mean, chunk_elements), queries, documents)
 
 
-def maxsim_pairwise(queries: Any, documents: Any, *, mean: bool = False) -> Any:
+def maxsim_pairwise(queries: Any, documents: Any, *, mean: bool = False, chunk_elements: int | None = None) -> Any:
     """Return the `maxsim` score of each query with the document at the same index, [n]."""
     a, b = _texts(queries), _texts(documents)
     if len(a) != len(b):
         raise ValueError(f"{len(a)} queries can't be paired with {len(b)} documents")
-    scores = [_maxsim([query], [document], mean)[0, 0] for query, document in zip(a, b, strict=True)]
+    scores = [_maxsim([query], [document], mean, chunk_elements)[0, 0] for query, document in zip(a, b, strict=True)]
     return _as_given(np.array(scores, np.float32), queries, documents)
 
 
-def _maxsim(queries: list[Array], documents: list[Array], mean: bool) -> Array:
+def multi_similarity(
+    name: str,
+    queries: Any,
+    documents: Any,
+    *,
+    pairwise: bool = False,
+    chunk_elements: int | None = None,
+    length_normalize: bool | None = None,
+    device: Any = None,
+) -> Any:
+    """Compare texts by `maxsim` or `meanmaxsim`, with the options that sentence-transformers has.
+
+    `length_normalize` takes precedence over the name. `device` may only be None or "cpu".
+    """
+    if device is not None and str(device) != "cpu":
+        raise ValueError(f"MaxSim is computed on the CPU, got device={device!r}: leave it out")
+    mean = name == "meanmaxsim" if length_normalize is None else length_normalize
+    compare = maxsim_pairwise if pairwise else maxsim
+    return compare(queries, documents, mean=mean, chunk_elements=chunk_elements)
+
+
+def _maxsim(queries: list[Array], documents: list[Array], mean: bool, chunk_elements: int | None) -> Array:
+    if chunk_elements is not None and chunk_elements < 1:
+        raise ValueError(f"chunk_elements must be at least 1, got {chunk_elements}")
+    most = chunk_elements or _MAX_PRODUCTS
     scores = np.zeros((len(queries), len(documents)), np.float32)
     widths = {text.shape[1] for text in (*queries, *documents) if len(text)}
     if len(widths) > 1:
         raise ValueError(f"the vectors have different lengths: {', '.join(map(str, sorted(widths)))}")
     asked, there = ([i for i, text in enumerate(texts) if len(text)] for texts in (queries, documents))
     longest = max((len(documents[i]) for i in there), default=1)
-    for few in _chunks(asked, queries, max(1, _MAX_PRODUCTS // longest)):
+    for few in _chunks(asked, queries, max(1, most // longest)):
         vectors = np.concatenate([queries[i] for i in few])  # [tokens of these queries, dim]
         firsts = _firsts([len(queries[i]) for i in few])
-        for some in _chunks(there, documents, _MAX_PRODUCTS // len(vectors)):
+        for some in _chunks(there, documents, most // len(vectors)):
             products = np.concatenate([documents[i] for i in some]) @ vectors.T
             best = np.maximum.reduceat(products, _firsts([len(documents[i]) for i in some]), axis=0)
             scores[np.ix_(few, some)] = np.add.reduceat(best, firsts, axis=1).T
@@ -177,8 +200,19 @@ _ROWS: dict[str, Callable[[Array, Array], Array]] = {
 # Sparse vectors: scipy's CSR matrices -------------------------------------------------------------
 
 
-def sparse_similarity(name: str, a: Any, b: Any) -> Array:
-    """Compare all pairs: CSR [n, dim], CSR [m, dim] -> [n, m]."""
+def sparse_similarity(name: str, a: Any, b: Any, *, pairwise: bool = False) -> Any:
+    """Compare all pairs, [n, dim], [m, dim] -> [n, m], or with `pairwise` row by row -> [n].
+
+    Takes all that `as_csr` takes. The result is a tensor if either input holds tensors.
+    """
+    rows, others = as_csr(a), as_csr(b)
+    if rows.shape[1] != others.shape[1] or (pairwise and rows.shape[0] != others.shape[0]):
+        raise ValueError(f"embeddings of the shapes {list(rows.shape)} and {list(others.shape)} can't be compared")
+    compare = _sparse_pairs if pairwise else _sparse_matrix
+    return _as_given(compare(name, rows, others), a, b)
+
+
+def _sparse_matrix(name: str, a: Any, b: Any) -> Array:
     if name == "manhattan":  # row by row, because no matrix product gives it
         return np.stack([_sparse_distances(name, a[[row] * b.shape[0]] - b) for row in range(a.shape[0])])
     if name == "cosine":
@@ -192,8 +226,7 @@ def sparse_similarity(name: str, a: Any, b: Any) -> Array:
     return distances
 
 
-def sparse_pairwise_similarity(name: str, a: Any, b: Any) -> Array:
-    """Compare row by row: CSR [n, dim], CSR [n, dim] -> [n]."""
+def _sparse_pairs(name: str, a: Any, b: Any) -> Array:
     if name in ("manhattan", "euclidean"):
         return _sparse_distances(name, a - b)
     if name == "cosine":
@@ -216,16 +249,22 @@ def _sparse_unit_rows(rows: Any) -> Any:
 
 
 def as_csr(vectors: Any) -> Any:
-    """Convert any result of `Engine.encode` for a sparse encoder to a CSR matrix."""
+    """Convert embeddings of a sparse encoder to a CSR matrix.
+
+    They are a CSR matrix, a sparse or dense tensor, an array, or a list of these. A vector [dim]
+    counts as one row.
+    """
     if hasattr(vectors, "tocsr"):
         return vectors.tocsr()
     if isinstance(vectors, (list, tuple)) and vectors:
         return scipy_sparse().vstack([as_csr(vector) for vector in vectors]).tocsr()
-    if getattr(vectors, "is_sparse", False) is not True:
+    if getattr(vectors, "is_sparse", False) is True:
+        tensor = (vectors if vectors.ndim > 1 else vectors.unsqueeze(0)).detach().cpu().coalesce()
+        where, values = tensor.indices().numpy(), tensor.values().numpy()
+        return scipy_sparse().csr_matrix((values, (where[0], where[1])), shape=tuple(tensor.shape))
+    if np.ndim(vectors) not in (1, 2) or isinstance(vectors, (list, tuple)):
         raise ValueError(f"embeddings of a sparse encoder are needed, got {type(vectors).__name__}")
-    tensor = (vectors if vectors.ndim > 1 else vectors.unsqueeze(0)).detach().cpu().coalesce()
-    where, values = tensor.indices().numpy(), tensor.values().numpy()
-    return scipy_sparse().csr_matrix((values, (where[0], where[1])), shape=tuple(tensor.shape))
+    return scipy_sparse().csr_matrix(_rows(vectors))
 
 
 def scipy_sparse() -> Any:

@@ -72,6 +72,11 @@ def has_sparse_module(entries: Iterable[Entry]) -> bool:
     return any(entry.kind in (*SPARSE_MODULES, "SparseStaticEmbedding") for entry in entries)
 
 
+def is_static(path: Path, route: str | None) -> bool:
+    """Whether a table of static embeddings takes the place of the transformer."""
+    return any("Static" in entry.kind for entry in read_entries(path, route, []))
+
+
 def _check_first(kinds: list[str], problems: Problems) -> None:
     inputs = [kind for kind in kinds if kind in FIRST]
     if problems and not inputs:  # refused or unreadable, which is already listed
@@ -111,17 +116,54 @@ def _checked(
     return Entry(name if name in FIRST else "", path)
 
 
-def _read_route(path: Path, router: Entry, route: str | None, problems: Problems) -> list[Entry]:
-    """The modules of one of a router's routes."""
+@dataclass(frozen=True)
+class Routes:
+    """The two routes of a model for queries and documents, which one file can hold."""
+
+    default: str  # for texts that are neither
+    other: str
+
+
+def read_routes(path: Path) -> Routes | None:
+    """The routes of a model that has one for queries, one for documents, and no more rules."""
+    items = read_json(path / "modules.json", "", [], list) if (path / "modules.json").is_file() else []
+    entries = [_read_entry(item, {}, []) for item in items]
+    router = next((entry for entry in entries if entry is not None and entry.kind in ROUTERS), None)
+    if router is None:
+        return None
+    _, config = _read_router(path, router, [])
+    structure, parameters = config.get("structure", {}), config.get("parameters", {})
+    if not isinstance(structure, dict) or not isinstance(parameters, dict):
+        return None
+    default = parameters.get("default_route")
+    if default is None and parameters.get("allow_empty_key", True):
+        default = next(iter(structure), None)
+    others = {"query": "document", "document": "query"}
+    if set(structure) != set(others) or str(default) not in others or parameters.get("route_mappings"):
+        return None
+    return Routes(str(default), others[str(default)])
+
+
+def _read_router(path: Path, router: Entry, problems: Problems) -> tuple[str, dict[str, Any]]:
+    """The name and the content of a router's settings."""
     names = ("router_config.json", "config.json")  # the second is that of Asym
     name = next((name for name in names if (path / router.path / name).is_file()), names[0])
     file = f"{router.path}/{name}".removeprefix("/")
-    config = read_json(path / router.path / name, file, problems)
+    return file, read_json(path / router.path / name, file, problems)
+
+
+def _read_route(path: Path, router: Entry, route: str | None, problems: Problems) -> list[Entry]:
+    """The modules of one of a router's routes."""
+    file, config = _read_router(path, router, problems)
     types, structure = config.get("types", {}), config.get("structure", {})
     if not config:
         return []
     if route is None:
-        problems.append(f"{file}: the model has the routes {', '.join(structure)}: export each by itself, with --route")
+        each = ", ".join(f"--route {name}" for name in structure)
+        problems.append(
+            f"{file}: one file can hold the routes query and document, if one of them is the default; this model has "
+            f"{', '.join(structure)}: export each to a file of its own, with {each} and -o"
+        )
     elif route not in structure:
         problems.append(f"{file}: there is no route {route!r}, only {', '.join(structure)}")
     folder = f"{router.path}/" if router.path else ""

@@ -23,7 +23,7 @@ import onnx
 
 from sbert_infer._util.cores import usable_cores
 from sbert_infer.artifact import open_artifact
-from sbert_infer.artifact.manifest import ENCODER, Artifact
+from sbert_infer.artifact.manifest import ENCODER, Artifact, check_one_route
 from sbert_infer.artifact.plan_file import CPU_GRAPH, CUDA_GRAPH, MODEL, Plan
 from sbert_infer.errors import ExportError
 from sbert_infer.export.precision.borrowed_weights import inline_weights
@@ -79,6 +79,7 @@ def write_repository(path: str | Path, folder: str | Path, *, force: bool = Fals
     path, folder = Path(path), Path(folder)
     check_repository(path, folder, force)
     artifact = open_artifact(path)
+    check_one_route(artifact, "a Triton repository")
     if artifact.manifest.kind != ENCODER:
         raise ExportError(f"{path} is a {artifact.manifest.kind}: --triton-repository is for sentence encoders")
     served = _served(artifact)

@@ -39,6 +39,8 @@ _ADDED = (
     "max_active_dims",
     "unweighted_ids",
     "canaries",
+    "route",
+    "other_routes",
 )
 
 
@@ -86,6 +88,8 @@ class Manifest:
     head: tuple[str, ...] = ()  # with token vectors: modules after pooling, but for a final Normalize
     roles: Mapping[str, Any] | None = None  # MULTI_VECTOR: how to prepare the texts of each role
     canaries: Mapping[str, Any] | None = None  # texts with the eager model's vectors; see `canaries.py`
+    route: str | None = None  # of a Router: the task that this graph is for
+    other_routes: Mapping[str, Any] | None = None  # other tasks: where in the file their artifacts start and end
 
     def to_json(self) -> str:
         """Return the manifest as JSON, without later keys that have their default.
@@ -133,3 +137,11 @@ def check_kind(artifact: Artifact, kinds: Sequence[str], opener: str) -> None:
     if found not in kinds:
         what, right = _OPENED_BY[found]
         raise ArtifactError(f"{artifact.path} is {what}: open it with {right}, not with {opener}")
+
+
+def check_one_route(artifact: Artifact, user: str) -> None:
+    """Raise if `artifact` has several routes, of which `user` would take one only."""
+    if others := artifact.manifest.other_routes:
+        routes = " and ".join([str(artifact.manifest.route), *others])
+        fix = "export each by itself, with sbert-export --route"
+        raise ArtifactError(f"{artifact.path} has the routes {routes}, and {user} can't choose: {fix}")

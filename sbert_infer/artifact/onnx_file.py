@@ -1,17 +1,22 @@
 """The ONNX artifact: one ONNX file that also holds its manifest and tokenizer.
 
-    graph bytes | tokenizer entry | manifest entry | seal entry
-                ^ offset                           ^ sha256 of everything before
+    graph bytes | other routes | tokenizer entry | manifest entry | seal entry
+                               ^ offset                           ^ sha256 of everything before
 
 Each entry is an ONNX metadata property. Protobuf messages can be concatenated, so the file remains
 an ordinary ONNX model. The seal has a fixed size, so everything can be read from the end of the
 file and checked before any parser or native library sees it.
+
+The graphs of a model's other routes, if any, are whole artifacts in fields that ONNX does not know
+and skips; the manifest says where they are.
 """
 
 from __future__ import annotations
 
 import hashlib
 import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,7 +28,22 @@ from sbert_infer.errors import ArtifactError, CorruptError
 # The model's producer_name, near the start of the file: tells a damaged artifact from another file.
 PRODUCER = "sbert-infer"
 _METADATA_PROPS = 14  # ModelProto's field number
+_ROUTE = 9001  # a field number that ModelProto does not have
 _TOKENIZER, _MANIFEST, _SEAL = "sbert_infer.tokenizer", "sbert_infer.manifest", "sbert_infer.seal"
+
+
+@dataclass(frozen=True)
+class Part(Artifact):
+    """An artifact inside a file: one of a model's routes."""
+
+    start: int
+    stop: int
+
+    def read(self) -> bytes:
+        """Return its bytes, an ONNX model."""
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            return file.read(self.stop - self.start)
 
 
 def append_metadata(file: BinaryIO, manifest: Manifest, tokenizer_json: str) -> None:
@@ -44,6 +64,39 @@ def sha256(file: BinaryIO) -> str:
     while chunk := file.read(1 << 20):
         digest.update(chunk)
     return digest.hexdigest()
+
+
+def join_routes(file: BinaryIO, main: Path, route: str, others: Mapping[str, Path]) -> Manifest:
+    """Write the artifact `main`, which is for the task `route`, with `others` inside, to `file`."""
+    artifact, places = open_onnx_file(main), {}
+    weights = [artifact.manifest.weights_sha256]
+    with main.open("rb") as source:
+        graph = _unseal(memoryview(source.read()))
+        file.write(graph[0][: graph[1]])
+    for name, path in others.items():
+        field = bytes_field(_ROUTE, path.read_bytes())
+        stop = file.tell() + len(field)
+        places[name] = [stop - path.stat().st_size, stop]
+        file.write(field)
+        weights.append(open_onnx_file(path).manifest.weights_sha256)
+    digest = hashlib.sha256("".join(weights).encode()).hexdigest()
+    manifest = replace(artifact.manifest, weights_sha256=digest, route=route, other_routes=places)
+    append_metadata(file, manifest, artifact.tokenizer_json)
+    return manifest
+
+
+def open_routes(artifact: Artifact) -> dict[str, Part]:
+    """Return the other routes in the file of an open `artifact`, by their tasks."""
+    places = artifact.manifest.other_routes
+    if not places:
+        return {}
+    with artifact.path.open("rb") as file:
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    found = {}
+    for name, (start, stop) in places.items():
+        part = _read(artifact.path, data[start:stop])
+        found[name] = Part(artifact.path, part.manifest, part.tokenizer_json, start, stop)
+    return found
 
 
 def open_onnx_file(path: Path) -> Artifact:

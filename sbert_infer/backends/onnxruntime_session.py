@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from sbert_infer.artifact.onnx_file import Part
 from sbert_infer.artifact.plan_file import CPU_GRAPH, CUDA_GRAPH, MODEL, Plan
 from sbert_infer.backends.base import Batch
 from sbert_infer.backends.onnxruntime_install import broken
@@ -22,19 +23,20 @@ _GRAPH = "graph.onnx"
 
 @dataclass(frozen=True)
 class FileModel:
-    """A model in a file of its own."""
+    """A model in a file of its own, or a part of a file with several routes."""
 
     path: Path
     fused: bool = True  # whether the export fused the graph for onnxruntime
+    part: Part | None = None
 
     @property
     def size(self) -> int:
         """Approximate size of the weights in memory, in bytes."""
-        return self.path.stat().st_size
+        return self.path.stat().st_size if self.part is None else self.part.stop - self.part.start
 
     def read(self) -> tuple[str | bytes, dict[str, bytes]]:
         """Return the model's path or bytes, and the contents of further files with its weights."""
-        return str(self.path), {}
+        return str(self.path) if self.part is None else self.part.read(), {}
 
 
 @dataclass(frozen=True)

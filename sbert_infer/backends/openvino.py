@@ -11,6 +11,7 @@ import numpy as np
 
 from sbert_infer._util.cores import usable_cores
 from sbert_infer.artifact.manifest import Artifact
+from sbert_infer.artifact.onnx_file import Part
 from sbert_infer.backends.base import CLOSED, Array, Batch
 from sbert_infer.backends.onnxruntime_session import Graph
 from sbert_infer.backends.openvino_install import import_openvino, openvino_version
@@ -97,6 +98,8 @@ def _compile(artifact: Artifact, workers: int, threads: int) -> Any:
     # Weights in a file of their own, over 2 GB, are found beside the model's.
     path = artifact.path
     content = str(path) if artifact.manifest.data_files else path.read_bytes()
+    if isinstance(artifact, Part):
+        content = artifact.read()
     try:
         core = openvino.Core()
         compiled = core.compile_model(core.read_model(content), "CPU", options)

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sbert_infer.artifact.manifest import SENTENCE, TOKENS, Artifact
+from sbert_infer.artifact.onnx_file import Part
 from sbert_infer.artifact.plan_file import CPU_GRAPH, MODEL, EngineFile, Plan
 from sbert_infer.backends.base import Backend
 from sbert_infer.backends.devices import Device, gpu_indices
@@ -82,7 +83,8 @@ def open_backend(artifact: Artifact, options: BackendOptions) -> Backend:
 
 
 def _open_onnx(artifact: Artifact, options: BackendOptions) -> Backend:
-    model = FileModel(artifact.path, fused=artifact.manifest.fusion.get("attention", 0) > 0)
+    fused, part = artifact.manifest.fusion.get("attention", 0) > 0, artifact if isinstance(artifact, Part) else None
+    model = FileModel(artifact.path, fused, part)
     gpus = gpu_indices("cpu" if options.device is None else options.device)
     if not gpus:
         if options.device is None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbert_infer.artifact import open_artifact
-from sbert_infer.artifact.manifest import ENCODER, check_kind
+from sbert_infer.artifact.manifest import ENCODER, check_kind, check_one_route
 from sbert_infer.backends.devices import Device
 from sbert_infer.encode.output import Window
 from sbert_infer.encode.precision import reduce_precision
@@ -27,6 +27,7 @@ def open_engine(
     """Open an artifact whose vectors are dense, since a column can hold no others."""
     artifact = open_artifact(path)
     check_kind(artifact, (ENCODER,), "sbert-embed")
+    check_one_route(artifact, "sbert-embed")
     return Engine(artifact, device=device, workers=workers, on_truncate="ignore", verify=verify)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sbert_infer.artifact import open_artifact
-from sbert_infer.artifact.manifest import ENCODER, check_kind
+from sbert_infer.artifact.manifest import ENCODER, check_kind, check_one_route
 from sbert_infer.artifact.onnx_file import sha256
 from sbert_infer.embed.embedder import Vectors
 from sbert_infer.embed.read.rows import Columns
@@ -39,6 +39,7 @@ class Job:
         """Everything that the parts depend on, by name. Raise if the model can't do the job."""
         artifact = open_artifact(self.artifact)
         check_kind(artifact, (ENCODER,), "sbert-embed")
+        check_one_route(artifact, "sbert-embed")
         prompts = artifact.manifest.prompts
         if self.vectors.prompt_name not in (None, *prompts):
             there = ", ".join(prompts) or "none"

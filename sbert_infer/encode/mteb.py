@@ -36,6 +36,7 @@ def _revision(engine: Any) -> str:
     manifest = engine.manifest
     settings = [engine.get_embedding_dimension(), engine.max_seq_length, engine.similarity_fn_name]
     settings += [manifest.pooling, sorted(engine.prompts.items()), engine.default_prompt_name, manifest.normalized]
+    settings += [engine.max_active_dims]
     digest = hashlib.sha256(repr(settings).encode()).hexdigest()
     return f"{manifest.weights_sha256[:12]}-{manifest.precision}-{digest[:8]}"
 

@@ -17,7 +17,7 @@ from sbert_infer.artifact.manifest import TOKENS, Manifest
 from sbert_infer.backends.base import Array
 from sbert_infer.encode.options import EncodeOptions
 from sbert_infer.encode.output import Collector, Indices, Output, Window, not_finite
-from sbert_infer.encode.results import convert_each
+from sbert_infer.encode.results import convert_each, import_torch
 from sbert_infer.encode.tokens import TokenRows, reordered
 from sbert_infer.similarity import unit_rows
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
@@ -54,10 +54,15 @@ class MultiVectorOutput(Output):
     ) -> None:
         """Make the output for the task in `options`; refuse options for one vector per text."""
         options.refuse(
-            "precision truncate_dim convert_to_tensor out",
+            "precision truncate_dim convert_to_tensor convert_to_sparse_tensor save_to_cpu out",
             f"not for {manifest.name}, which gives a vector for each token",
             truncate_dim=truncate_dim,
         )
+        if options.token_pooling is not None and not hasattr(options.token_pooling, "pool"):
+            given = type(options.token_pooling).__name__
+            raise TypeError(f"token_pooling must be a BaseTokenPooling of sentence-transformers, got {given}")
+        if not options.convert_to_numpy or options.token_pooling is not None:
+            import_torch()  # raises before the work is done if torch is missing
         self.role = role_of(manifest, options.task)
         self.max_length = self.role.max_length
         self.normalize, self.padding_side = options.normalize_embeddings, manifest.padding_side
@@ -72,8 +77,15 @@ class MultiVectorOutput(Output):
         return _Rows(self, tokenized)
 
     def gather(self, windows: Iterator[Window], count: int, single: bool, options: EncodeOptions) -> Any:
-        """Return an array or tensor for each text, or only one for a single text."""
-        return convert_each([vectors for window in windows for vectors in window.vectors], single, options)
+        """Return a tensor or array for each text, or only one for a single text.
+
+        Tensors unless arrays are asked for, as sentence-transformers does it.
+        """
+        each = [vectors for window in windows for vectors in window.vectors]
+        if options.token_pooling is not None and each:
+            tensors = convert_each(each, single=False, arrays=False)
+            each = [pooled.numpy() for pooled in options.token_pooling.pool(tensors, task=options.task)]
+        return convert_each(each, single, arrays=bool(options.convert_to_numpy))
 
 
 class _Rows(Collector):

@@ -21,13 +21,16 @@ class EncodeOptions:
     show_progress_bar: bool | None = None
     output_value: str = SENTENCE
     precision: str = "float32"
-    convert_to_numpy: bool = True
-    convert_to_tensor: bool = False
+    convert_to_numpy: bool | None = None
+    convert_to_tensor: bool | None = None
     normalize_embeddings: bool = False
     truncate_dim: int | None = None
     out: npt.NDArray[np.float32] | None = None
     max_active_dims: int | None = None
     task: str | None = None
+    convert_to_sparse_tensor: bool | None = None
+    save_to_cpu: bool | None = None
+    token_pooling: Any = None
 
     def __post_init__(self) -> None:
         """Refuse values that no engine supports."""
@@ -42,8 +45,8 @@ class EncodeOptions:
 
     @property
     def as_arrays(self) -> bool:
-        """Whether the result consists of numpy arrays, not of tensors."""
-        return self.convert_to_numpy and not self.convert_to_tensor
+        """Whether one dense vector per text is wanted as an array, not as tensors."""
+        return self.convert_to_numpy is not False and not self.convert_to_tensor
 
     def refuse(self, names: str, why: str, **defaults: object) -> None:
         """Raise if any argument in `names` was given, or has another default in the engine.
@@ -61,8 +64,8 @@ class EncodeOptions:
 
 
 def _is(value: object, default: object) -> bool:
-    if isinstance(default, bool):
-        return bool(value) == default
+    if isinstance(default, bool) or isinstance(value, bool):
+        return bool(value) == bool(default)
     return value == default if isinstance(default, str) else value is default  # == on an array gives no bool
 
 

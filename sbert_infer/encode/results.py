@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -11,26 +12,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.encode.options import EncodeOptions
 from sbert_infer.errors import EngineError
 
 logger = logging.getLogger("sbert_infer")
 
 
+def import_torch() -> Any:
+    """Import torch, or raise an error that says how to do without it."""
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        fix = "pip install torch, or pass convert_to_numpy=True"
+        raise EngineError(f"tensors need torch, which is not installed: {fix}") from error
+
+
 def to_torch(vectors: npt.NDArray[Any], as_list: bool) -> Any:
     """Return one tensor, or a list with a tensor for each text."""
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise EngineError("tensors need torch, which is not installed: pip install torch, or ask for arrays") from error
-
-    tensor = torch.from_numpy(vectors)
+    tensor = import_torch().from_numpy(vectors)
     return list(tensor) if as_list else tensor
 
 
-def convert_each(each: list[npt.NDArray[np.float32]], single: bool, options: EncodeOptions) -> Any:
+def convert_each(each: list[npt.NDArray[np.float32]], single: bool, *, arrays: bool) -> Any:
     """Return a list with an array or tensor for each text, or only one for a single text."""
-    found = each if options.as_arrays else [to_torch(one, as_list=False) for one in each]
+    found = each if arrays else [to_torch(one, as_list=False) for one in each]
     return found[0] if single else found
 
 

@@ -12,7 +12,8 @@ from sbert_infer.artifact.manifest import SPARSE, Manifest
 from sbert_infer.backends.base import Array
 from sbert_infer.encode.options import EncodeOptions
 from sbert_infer.encode.output import Collector, Indices, Output, Window
-from sbert_infer.similarity import scipy_sparse
+from sbert_infer.encode.results import import_torch, to_torch
+from sbert_infer.similarity import as_csr, scipy_sparse
 from sbert_infer.text.tokenizer import TokenizedTexts
 
 Row = tuple[npt.NDArray[np.int32], Array]  # dimensions, ascending, and their values
@@ -24,28 +25,33 @@ _MAX_BATCH_NUMBERS = 2**22
 
 
 class SparseOutput(Output):
-    """The largest `max_active_dims` values of each vector; by default, the model's own setting."""
+    """The largest `max_active_dims` values of each vector; None for all."""
 
     names = (SPARSE,)
 
     def __init__(self, manifest: Manifest, max_active_dims: int | None = None) -> None:
-        if max_active_dims is not None and max_active_dims < 1:
-            raise ValueError(f"max_active_dims must be at least 1, got {max_active_dims}")
         self.dim = manifest.dim
-        self.max_active_dims = manifest.max_active_dims if max_active_dims is None else max_active_dims
+        self.max_active_dims = check_active_dims(max_active_dims)
         self.max_batch_texts = max(1, _MAX_BATCH_NUMBERS // manifest.dim)
 
     @classmethod
-    def of(cls, manifest: Manifest, options: EncodeOptions, truncate_dim: int | None) -> SparseOutput:
-        """Return the output that `options` ask for; refuse options that are for dense vectors."""
+    def of(
+        cls, manifest: Manifest, options: EncodeOptions, truncate_dim: int | None, max_active_dims: int | None
+    ) -> SparseOutput:
+        """Return the output that `options` ask for; refuse options that are for dense vectors.
+
+        `max_active_dims` is what the engine takes if the options name none.
+        """
         options.refuse(
-            "normalize_embeddings truncate_dim precision output_value out",
+            "normalize_embeddings truncate_dim precision output_value out token_pooling",
             f"not for {manifest.name}, whose vectors are sparse",
             truncate_dim=truncate_dim,
         )
-        if options.as_arrays:
+        if _wants_csr(options):
             scipy_sparse()  # raises before the work is done if scipy is missing
-        return cls(manifest, options.max_active_dims)
+        else:
+            import_torch()
+        return cls(manifest, max_active_dims if options.max_active_dims is None else options.max_active_dims)
 
     def collect(self, tokenized: TokenizedTexts) -> SparseRows:
         """Return empty rows for these texts."""
@@ -54,11 +60,36 @@ class SparseOutput(Output):
     def gather(self, windows: Iterator[Window], count: int, single: bool, options: EncodeOptions) -> Any:
         """Return a CSR matrix, or tensors as in sentence-transformers. One text gives one row."""
         whole = SparseRows.of([row for window in windows for row in window.vectors], self.dim)
-        if options.as_arrays:
+        if _wants_csr(options):
             return whole.to_csr()
-        if single:
-            return whole.to_tensors()[0]
-        return whole.to_tensor() if options.convert_to_tensor else whole.to_tensors()
+        as_one = options.convert_to_numpy is None if options.convert_to_tensor is None else options.convert_to_tensor
+        if options.convert_to_sparse_tensor is False:
+            dense = whole.to_dense() if count else np.empty(0, np.float32)
+            tensors = to_torch(dense, as_list=not as_one)
+            return tensors[0] if single else tensors
+        if single or not as_one:
+            return whole.to_tensors()[0] if single else whole.to_tensors()
+        return whole.to_tensor()
+
+
+def _wants_csr(options: EncodeOptions) -> bool:
+    """Whether a CSR matrix is wanted.
+
+    It is unless an argument of `SparseEncoder.encode` is given, or `convert_to_numpy=False`.
+    """
+    tensors = (options.convert_to_tensor, options.convert_to_sparse_tensor, options.save_to_cpu)
+    if options.convert_to_numpy is None:
+        return all(value is None for value in tensors)
+    if options.convert_to_numpy and options.convert_to_sparse_tensor is not None:
+        raise ValueError("convert_to_numpy=True gives a CSR matrix: leave convert_to_sparse_tensor out")
+    return options.convert_to_numpy and not options.convert_to_tensor
+
+
+def check_active_dims(value: Any) -> int | None:
+    """Return `value`; raise unless it is None or a positive number of dimensions."""
+    if value is not None and (not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1):
+        raise ValueError(f"max_active_dims must be at least 1, got {value!r}")
+    return None if value is None else int(value)
 
 
 class SparseRows(Collector):
@@ -119,24 +150,19 @@ class SparseRows(Collector):
 
     def to_tensors(self) -> list[Any]:
         """Return a list of sparse torch tensors, each [dim]."""
-        import torch
-
-        return [
-            torch.sparse_coo_tensor(
-                torch.from_numpy(dims.astype(np.int64)[None]),
-                torch.from_numpy(values),
-                (self.dim,),
-                is_coalesced=True,
-                check_invariants=False,
-            )
-            for dims, values in self._rows
-        ]
+        return [_sparse_tensor(dims[None], values, (self.dim,)) for dims, values in self._rows]
 
     def to_tensor(self) -> Any:
         """Return one sparse torch tensor [rows, dim]."""
-        import torch
-
+        torch = import_torch()
         return torch.stack(self.to_tensors()).coalesce() if len(self) else torch.empty(0).to_sparse()
+
+
+def _sparse_tensor(where: npt.NDArray[Any], values: Array, shape: tuple[int, ...]) -> Any:
+    """Return a sparse tensor of these values; the places `where`, [dimensions, values], ascend."""
+    torch = import_torch()
+    indices = torch.from_numpy(where.astype(np.int64))
+    return torch.sparse_coo_tensor(indices, torch.from_numpy(values), shape, is_coalesced=True, check_invariants=False)
 
 
 def _largest(dims: npt.NDArray[np.int32], values: Array, most: int | None) -> Row:
@@ -150,13 +176,56 @@ def _largest(dims: npt.NDArray[np.int32], values: Array, most: int | None) -> Ro
     return dims[kept], values[kept]
 
 
-def decode(rows: Any, token_of: Callable[[int], str | None], top_k: int | None = None) -> list[list[tuple[str, float]]]:
-    """Return the words of each row of a CSR matrix with their weights, heaviest first."""
+# What may be done with the vectors afterwards ----------------------------------------------------
+
+
+def decode(embeddings: Any, token_of: Callable[[int], str | None], top_k: int | None = None) -> list[Any]:
+    """Return the words of each vector with their weights, heaviest first.
+
+    A vector [dim] gives a list of words, several vectors a list of such lists.
+    """
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k must be at least 1, got {top_k}")
-    found = []
+    rows, found = as_csr(embeddings), []
     for start, stop in zip(rows.indptr[:-1], rows.indptr[1:], strict=True):
         dims, values = rows.indices[start:stop], rows.data[start:stop]
         order = np.argsort(-values, kind="stable")[:top_k]
         found.append([(token_of(int(dims[i])) or f"[{dims[i]}]", float(values[i])) for i in order])
-    return found
+    return found[0] if _is_one(embeddings) else found
+
+
+def sparsity(embeddings: Any) -> dict[str, float]:
+    """Return the mean number of active dimensions, and the share of those that are not active."""
+    rows = as_csr(embeddings)
+    if not rows.shape[0] or not rows.shape[1]:
+        return {"active_dims": 0.0, "sparsity_ratio": 1.0}
+    active = float(np.mean(np.diff(rows.indptr), dtype=np.float32))
+    return {"active_dims": active, "sparsity_ratio": 1.0 - active / rows.shape[1]}
+
+
+def intersection(one: Any, others: Any) -> Any:
+    """Multiply one vector with each of `others`; only positive products stay.
+
+    The result has the shape of `others`: a sparse tensor if they are tensors, else a CSR matrix.
+    """
+    row, rows = as_csr(one), as_csr(others)
+    if row.shape[0] != 1:
+        raise ValueError(f"intersection compares one vector with others, got {row.shape[0]} as the first argument")
+    if row.shape[1] != rows.shape[1]:
+        raise ValueError(f"the vectors have different lengths: {row.shape[1]} and {rows.shape[1]}")
+    common = rows.multiply(row).tocsr()
+    common.data[common.data < 0] = 0
+    common.eliminate_zeros()
+    common.sort_indices()
+    first = others[0] if isinstance(others, (list, tuple)) else others
+    if not hasattr(first, "detach") or isinstance(first, np.ndarray):
+        return common
+    places = common.tocoo()
+    if _is_one(others):
+        return _sparse_tensor(places.col[None], places.data, (rows.shape[1],))
+    return _sparse_tensor(np.stack([places.row, places.col]), places.data, rows.shape)
+
+
+def _is_one(embeddings: Any) -> bool:
+    """Whether this is a single vector [dim], not rows of vectors."""
+    return getattr(embeddings, "ndim", 2) == 1

@@ -48,7 +48,8 @@ class TokensOutput(Output):
 
     def gather(self, windows: Iterator[Window], count: int, single: bool, options: EncodeOptions) -> Any:
         """Return an array or tensor for each text, or only one for a single text."""
-        return convert_each([vectors for window in windows for vectors in window.vectors], single, options)
+        each = [vectors for window in windows for vectors in window.vectors]
+        return convert_each(each, single, arrays=options.as_arrays)
 
 
 class TokenRows:

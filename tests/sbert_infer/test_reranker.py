@@ -178,6 +178,9 @@ def test_pairs_that_are_too_long(artifact: Path, reference: CrossEncoder) -> Non
         ([(1, "b")], "the first text of pair 0 must be a str, got int"),
         ([("a", "\ud800")], "the second text of pair 0 holds a lone surrogate"),
         (None, "predict needs pairs of texts"),
+        ({"text": "a"}, "a pair of texts or a list of pairs, got dict"),
+        ([{"text": "a"}, {"text": "b"}], "pair 0 must be two texts, got dict"),
+        ([("a", {"text": "b"})], "the second text of pair 0 must be a str, got dict"),
     ],
 )
 def test_what_is_not_a_pair(reranker: Reranker, inputs: Any, message: str) -> None:

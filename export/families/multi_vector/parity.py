@@ -121,7 +121,7 @@ def _encode(path: Path, role: _Role, progress: Progress) -> tuple[list[Vectors],
         Engine(path, on_truncate="ignore", threads=1, verify="never") as engine,
         ThreadPoolExecutor(usable_cores()) as pool,
     ):
-        encode = partial(engine.encode, task=role.task, prompt=role.prompt)
+        encode = partial(engine.encode, task=role.task, prompt=role.prompt, convert_to_numpy=True)
         alone = []
         for vectors in pool.map(lambda text: encode([text])[0], role.texts):
             alone.append(vectors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from sentence_transformers.base.modules import Dense, Normalize, Router, Transfo
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 from tokenizers import Tokenizer
 
-from sbert_infer.export.checkpoint.modules_json import REFUSED
+from sbert_infer.export.checkpoint.modules_json import REFUSED, Routes, read_routes
 from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.reference.encoder import load_reference
 from tests.export.checkpoint.problems import problems_of
@@ -95,11 +96,28 @@ def test_routes_after_pooling(name: str, make_checkpoint: MakeCheckpoint, tmp_pa
 
 
 def test_the_route_must_be_named(routed: Path, make_checkpoint: MakeCheckpoint) -> None:
-    wanted = "router_config.json: the model has the routes query, document: export each by itself, with --route"
-    assert problems_of(routed)[0] == wanted
+    assert "export each to a file of its own, with --route query, --route document and -o" in problems_of(routed)[0]
     assert problems_of(routed, route="answer")[0].endswith("there is no route 'answer', only query, document")
     (problem,) = problems_of(make_checkpoint(), route="query")
     assert "no routes" in problem
+
+
+def test_routes_that_fit_into_one_file(routed: Path, tmp_path: Path) -> None:
+    assert read_routes(routed) == Routes("query", "document")  # the first is the default, if none is named
+    path = Path(shutil.copytree(routed, tmp_path / "routed"))
+    file = path / "router_config.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    for parameters, found in (
+        ({"default_route": "document"}, Routes("document", "query")),
+        ({"default_route": None, "allow_empty_key": False}, None),
+        ({"route_mappings": {"('title', None)": "query"}}, None),
+    ):
+        edit_json(file, parameters=parameters)
+        assert read_routes(path) == found
+    edit_json(file, structure={**content["structure"], "title": []}, parameters={})
+    assert read_routes(path) is None
+    edit_json(file, structure=[], parameters=7)
+    assert read_routes(path) is None
 
 
 def test_a_module_of_a_route_is_refused_by_name(routed: Path, copy_checkpoint: MakeCheckpoint) -> None:

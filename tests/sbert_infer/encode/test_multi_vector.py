@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.multi_vector_encoder.modules.token_pooling import (
+    HierarchicalTokenPooling,
+    LambdaTokenPooling,
+)
 from sentence_transformers.util.similarity import maxsim as reference_maxsim
 from sentence_transformers.util.similarity import maxsim_pairwise as reference_maxsim_pairwise
 
 from sbert_infer import AsyncEngine, Engine
 from sbert_infer import similarity as similarities
-from sbert_infer.errors import ArtifactError, SbertInferWarning, TruncationError
+from sbert_infer.errors import ArtifactError, EngineError, SbertInferWarning, TruncationError
 from sbert_infer.similarity import maxsim, maxsim_pairwise
 from tests.models.graphs import Array, assert_close
 from tests.models.multi_vectors import ALL_TEXTS, DIM, FIXED, export_multi_vector, one_thread
@@ -67,23 +72,60 @@ def assert_same(found: list[Array], expected: list[Array]) -> None:
 @pytest.mark.parametrize("method", ["encode_query", "encode_document", "encode"])
 def test_vectors(both: tuple[Engine, MultiVectorEncoder], method: str) -> None:
     engine, model = both
-    found = getattr(engine, method)(ALL_TEXTS)
+    found = getattr(engine, method)(ALL_TEXTS, convert_to_numpy=True)
     assert_same(found, getattr(model, method)(ALL_TEXTS, convert_to_numpy=True))
-    one = getattr(engine, method)(ALL_TEXTS[2])
+    one = getattr(engine, method)(ALL_TEXTS[2], convert_to_numpy=True)
     assert_close(one, found[2], 1e-5)
-    assert getattr(engine, method)([]) == []
-    tensor = getattr(engine, method)(ALL_TEXTS[:2], convert_to_numpy=False, normalize_embeddings=True, batch_size=1)[1]
-    expected = getattr(model, method)(ALL_TEXTS[:2], normalize_embeddings=True)[1]
-    assert torch.allclose(tensor, expected, atol=1e-5)
+    assert getattr(engine, method)([]) == getattr(model, method)([]) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"convert_to_numpy": False}, {"normalize_embeddings": True, "batch_size": 1}])
+@pytest.mark.parametrize("inputs", [ALL_TEXTS[:3], ALL_TEXTS[2]])
+def test_tensors(both: tuple[Engine, Any], inputs: Any, options: dict[str, Any]) -> None:
+    """Tensors are the default, as in sentence-transformers."""
+    found, expected = (model.encode_document(inputs, **options) for model in both)
+    assert type(found) is type(expected)
+    if isinstance(inputs, str):
+        found, expected = [found], [expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert isinstance(ours, torch.Tensor)
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+def test_token_pooling(both: tuple[Engine, Any]) -> None:
+    engine, _ = both
+    for pooling in (HierarchicalTokenPooling(pool_factor=2), LambdaTokenPooling(lambda vectors: vectors[:2])):
+        found, expected = (model.encode_document(ALL_TEXTS, token_pooling=pooling) for model in both)
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+        assert [len(vectors) for vectors in found] != [len(vectors) for vectors in engine.encode_document(ALL_TEXTS)]
+        queries = [model.encode_query(ALL_TEXTS[3], token_pooling=pooling) for model in both]  # they stay as they are
+        torch.testing.assert_close(*queries, atol=1e-5, rtol=0)
+        arrays = engine.encode_document(ALL_TEXTS[0], token_pooling=pooling, convert_to_numpy=True)
+        assert isinstance(arrays, np.ndarray)
+        assert_close(arrays, found[0].numpy(), 1e-5)
+        assert engine.encode_document([], token_pooling=pooling) == []
+    with pytest.raises(TypeError, match="token_pooling must be a BaseTokenPooling of sentence-transformers, got int"):
+        engine.encode_document("a", token_pooling=2)
+
+
+def test_without_torch(both: tuple[Engine, MultiVectorEncoder], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = both
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(EngineError, match=r"tensors need torch, which is not installed: .* pass convert_to_numpy=True"):
+        engine.encode_query("a")
+    vectors = engine.encode_query(["a", "b"], convert_to_numpy=True)
+    assert isinstance(engine.similarity(vectors, vectors), np.ndarray)
 
 
 def test_prompts(both: tuple[Engine, MultiVectorEncoder]) -> None:
     engine, model = both
     options: dict[str, Any] = {"prompt": "see: "}
     assert_same(
-        engine.encode_query(ALL_TEXTS, **options), model.encode_query(ALL_TEXTS, convert_to_numpy=True, **options)
+        engine.encode_query(ALL_TEXTS, convert_to_numpy=True, **options),
+        model.encode_query(ALL_TEXTS, convert_to_numpy=True, **options),
     )
-    found = engine.encode(ALL_TEXTS, prompt_name="query", task="document")
+    found = engine.encode(ALL_TEXTS, prompt_name="query", task="document", convert_to_numpy=True)
     assert_same(found, model.encode(ALL_TEXTS, prompt_name="query", task="document", convert_to_numpy=True))
 
 
@@ -94,15 +136,26 @@ def test_similarity(both: tuple[Engine, MultiVectorEncoder]) -> None:
     np.testing.assert_allclose(engine.similarity(queries, documents), expected, rtol=1e-5, atol=1e-5)
     pairs = model.similarity_pairwise(queries, documents[:5]).numpy()
     np.testing.assert_allclose(engine.similarity_pairwise(queries, documents[:5]), pairs, rtol=1e-5, atol=1e-5)
+    calls: list[dict[str, Any]] = [{"chunk_elements": 9}, {"length_normalize": True}, {"length_normalize": False}]
+    for options in [*calls, {"device": "cpu"}]:
+        for method, right in (("similarity", documents), ("similarity_pairwise", documents[:5])):
+            ours, theirs = (getattr(each, method)(queries, right, **options) for each in both)
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="MaxSim is computed on the CPU, got device='cuda'"):
+        engine.similarity(queries, documents, device="cuda")
+    with pytest.raises(ValueError, match="chunk_elements must be at least 1, got 0"):
+        engine.similarity(queries, documents, chunk_elements=0)
+    with pytest.raises(TypeError, match="chunks"):
+        engine.similarity(queries, documents, chunks=3)
     assert engine.similarity_fn_name == model.similarity_fn_name
     with pytest.raises(ValueError, match="must be one of maxsim, meanmaxsim, got 'cosine'"):
         engine.similarity_fn_name = "cosine"
 
 
 def test_many_windows(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = engine.encode_document(ALL_TEXTS)
+    expected = engine.encode_document(ALL_TEXTS, convert_to_numpy=True)
     monkeypatch.setattr("sbert_infer.encode.pipeline.WINDOW_TEXTS", 5)
-    assert_same(engine.encode_document(ALL_TEXTS), expected)
+    assert_same(engine.encode_document(ALL_TEXTS, convert_to_numpy=True), expected)
 
 
 def test_a_text_over_its_roles_limit(colbert: Path) -> None:
@@ -123,6 +176,8 @@ def test_a_text_over_its_roles_limit(colbert: Path) -> None:
         ({"convert_to_tensor": True}, "convert_to_tensor"),
         ({"out": np.empty((1, DIM), np.float32)}, "out"),
         ({"max_active_dims": 3}, "max_active_dims"),
+        ({"convert_to_sparse_tensor": True}, "convert_to_sparse_tensor"),
+        ({"save_to_cpu": True}, "save_to_cpu"),
     ],
 )
 def test_what_does_not_apply_is_refused(engine: Engine, options: dict[str, Any], name: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -65,17 +66,37 @@ def test_encode(engine: Engine, model: SparseEncoder) -> None:
     assert_same(engine.encode(TEXTS, batch_size=1), dense(model.encode(list(TEXTS))))
 
 
-def test_tensors(engine: Engine, model: SparseEncoder) -> None:
-    texts = list(TEXTS[:3])
-    for one_or_more in (texts, texts[0]):
-        for as_one in (True, False):
-            found = engine.encode(one_or_more, convert_to_numpy=False, convert_to_tensor=as_one)
-            right: Any = model.encode(one_or_more, convert_to_tensor=as_one)
-            assert type(found) is type(right)
-            for ours, theirs in zip(found, right, strict=True) if isinstance(found, list) else [(found, right)]:
-                assert ours.is_sparse
-                assert ours.shape == theirs.shape
-                np.testing.assert_allclose(dense(ours), dense(theirs), rtol=0, atol=1e-5)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"convert_to_tensor": True},
+        {"convert_to_tensor": False},
+        {"convert_to_sparse_tensor": True},
+        {"convert_to_sparse_tensor": False},
+        {"save_to_cpu": True},
+        {"save_to_cpu": False, "convert_to_tensor": False, "convert_to_sparse_tensor": False},
+    ],
+)
+@pytest.mark.parametrize("inputs", [list(TEXTS[:3]), TEXTS[0], []])
+def test_tensors(engine: Engine, model: SparseEncoder, inputs: Any, options: dict[str, Any]) -> None:
+    """Any argument of `SparseEncoder.encode` about tensors gives the tensors that it returns."""
+    found, right = engine.encode(inputs, **options), model.encode(inputs, **options)
+    assert type(found) is type(right)
+    if not isinstance(found, list):
+        found, right = [found], [right]
+    for ours, theirs in zip(found, right, strict=True):
+        assert ours.is_sparse == theirs.is_sparse
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        np.testing.assert_allclose(dense(ours), dense(theirs), rtol=0, atol=1e-5)
+
+
+def test_forms_of_sentence_transformer(engine: Engine) -> None:
+    """Arguments that `SparseEncoder` does not have mean what they mean for dense vectors."""
+    assert isinstance(engine.encode(["a"], convert_to_numpy=False), list)
+    assert engine.encode(["a"], convert_to_numpy=True, convert_to_tensor=False).format == "csr"
+    assert engine.encode(["a"], convert_to_numpy=True, convert_to_tensor=True).is_sparse
+    with pytest.raises(ValueError, match="convert_to_numpy=True gives a CSR matrix: leave convert_to_sparse_tensor"):
+        engine.encode(["a"], convert_to_numpy=True, convert_to_sparse_tensor=True)
 
 
 @pytest.mark.parametrize("most", [1, 7, 10_000])
@@ -108,20 +129,14 @@ def test_similarity(engine: Engine, model: SparseEncoder, name: str | None) -> N
         np.testing.assert_allclose(some, right.numpy(), rtol=1e-4, atol=2e-4)
         pairs = engine.similarity_pairwise(ours[:3], ours[3:6])
         np.testing.assert_allclose(pairs, engine.similarity(ours[:3], ours[3:6]).diagonal(), rtol=1e-4, atol=2e-4)
-        tensors = engine.similarity(theirs, theirs)  # sparse tensors of sentence-transformers also work
-        np.testing.assert_allclose(tensors[:5], some, rtol=1e-4, atol=2e-4)
+        for form in (theirs, list(theirs), theirs.to_dense(), theirs.to_dense()[2]):
+            tensor, pairs = engine.similarity(form, form), engine.similarity_pairwise(form, form)
+            assert isinstance(tensor, torch.Tensor)
+            solid = theirs.to_dense()[2:3] if getattr(form, "ndim", 2) == 1 else theirs.to_dense()
+            torch.testing.assert_close(tensor, model.similarity(solid, solid), rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(pairs, model.similarity_pairwise(solid, solid), rtol=1e-4, atol=1e-3)
     finally:
         engine.similarity_fn_name = model.similarity_fn_name = before
-
-
-def test_decode(engine: Engine, model: SparseEncoder) -> None:
-    found = engine.decode(engine.encode(TEXTS), top_k=5)
-    for ours, theirs in zip(found, model.decode(model.encode(list(TEXTS)), top_k=5), strict=True):
-        assert [word for word, _ in ours] == [word for word, _ in theirs]
-        np.testing.assert_allclose([w for _, w in ours], [w for _, w in theirs], rtol=0, atol=1e-5)
-    assert engine.decode(engine.encode("")[:, :0].tocsr()) == [[]]
-    with pytest.raises(ValueError, match="top_k must be at least 1"):
-        engine.decode(engine.encode("a"), top_k=0)
 
 
 @pytest.mark.parametrize(
@@ -142,14 +157,18 @@ def test_refused_elsewhere(engine: Engine, path: Path, small_onnx: Path) -> None
     with pytest.raises(ValueError, match="normalize_embeddings: not for"):
         next(engine.encode_windows(["a"], normalize_embeddings=True))
     with pytest.raises(ValueError, match="embeddings of a sparse encoder are needed, got ndarray"):
-        engine.similarity(np.zeros((1, 370), np.float32), engine.encode(["a"]))
+        engine.similarity(np.zeros((1, 1, 370), np.float32), engine.encode(["a"]))
+    with pytest.raises(ValueError, match=r"embeddings of the shapes \[1, 3\] and \[1, [0-9]+\] can't be compared"):
+        engine.similarity(np.zeros(3, np.float32), engine.encode(["a"]))
     with pytest.raises(ArtifactError, match="a sparse encoder: open it with Engine, not with sbert-embed"):
         Embedder(path)
     with Engine(small_onnx) as small:
         with pytest.raises(ValueError, match=r"max_active_dims: not for .* whose vectors are dense"):
             small.encode("a", max_active_dims=3)
-        with pytest.raises(ValueError, match="are no words"):
-            small.decode(small.encode("a"))
+        with pytest.raises(ValueError, match=r"convert_to_sparse_tensor, save_to_cpu: not for"):
+            small.encode("a", convert_to_sparse_tensor=True, save_to_cpu=True)
+        with pytest.raises(ValueError, match="token_pooling: not for"):
+            small.encode("a", token_pooling=object())
 
 
 def test_truncation(path: Path) -> None:
