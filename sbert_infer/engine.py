@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sbert_infer._util.tensor_array import TensorArray
 from sbert_infer.artifact.manifest import ENCODER, MULTI_VECTOR, SPARSE_ENCODER, TOKENS, Manifest
 from sbert_infer.base_engine import BaseEngine
 from sbert_infer.encode.dense import DenseOutput
@@ -17,7 +18,7 @@ from sbert_infer.encode.hybrid import AllVectors, HybridOutput
 from sbert_infer.encode.late_chunking import Spans, check_can_pool, encode_spans
 from sbert_infer.encode.mteb import encode_task, model_meta
 from sbert_infer.encode.multi_vector import MultiVectorOutput
-from sbert_infer.encode.options import EncodeOptions, check_running, given
+from sbert_infer.encode.options import EncodeOptions, Pool, check_running, given
 from sbert_infer.encode.output import Output, Window
 from sbert_infer.encode.results import progress_bar
 from sbert_infer.encode.sparse import SparseOutput, decode
@@ -66,11 +67,11 @@ class Engine(BaseEngine):
         precision: str | None = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
-        device: str | None = None,
+        device: Any = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
-        pool: None = None,
-        chunk_size: None = None,
+        pool: Pool | None = None,
+        chunk_size: int | None = None,
         *,
         sentences: str | Iterable[str] | None = None,
         out: npt.NDArray[np.float32] | None = None,
@@ -96,11 +97,12 @@ class Engine(BaseEngine):
             precision: "float32" (also None), "int8", "uint8", "binary" or "ubinary".
             convert_to_numpy: False gives a list of tensors.
             convert_to_tensor: True gives one tensor (imports torch).
-            device: None, or the device that the engine already uses.
+            device: None, or the device that the engine already uses, or a list of it.
             normalize_embeddings: scale each vector to length 1.
             truncate_dim: keep this many leading dimensions.
-            pool: not supported, and not needed: one engine uses all cores.
-            chunk_size: not supported, like `pool`.
+            pool: what `start_multi_process_pool` returned. Makes no difference: one engine uses
+                all cores.
+            chunk_size: as little needed as `pool`.
             sentences: old name of `inputs`.
             out: an array or memmap [texts, dim] to write to and return. `inputs` are then read
                 lazily, so memory use does not grow with the number of texts.
@@ -275,16 +277,19 @@ class Engine(BaseEngine):
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Return the similarity of all pairs, [n, m], by the model's own function.
 
-        The result is a tensor if dense tensors are given, an array otherwise.
+        The result is a tensor if dense tensors are given, otherwise an array that also has the
+        methods of a tensor: a `TensorArray`.
         """
         if self.manifest.kind == SPARSE_ENCODER:
-            return sparse_similarity(self.similarity_fn_name, as_csr(embeddings1), as_csr(embeddings2))
+            found = sparse_similarity(self.similarity_fn_name, as_csr(embeddings1), as_csr(embeddings2))
+            return TensorArray.of(found)
         return similarity(self.similarity_fn_name, embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Return the similarity of each row to the same row of the other argument, [n]."""
         if self.manifest.kind == SPARSE_ENCODER:
-            return sparse_pairwise_similarity(self.similarity_fn_name, as_csr(embeddings1), as_csr(embeddings2))
+            found = sparse_pairwise_similarity(self.similarity_fn_name, as_csr(embeddings1), as_csr(embeddings2))
+            return TensorArray.of(found)
         return pairwise_similarity(self.similarity_fn_name, embeddings1, embeddings2)
 
     def decode(self, embeddings: Any, top_k: int | None = None) -> list[list[tuple[str, float]]]:
@@ -292,7 +297,7 @@ class Engine(BaseEngine):
         words = self.manifest.kind == SPARSE_ENCODER and self.manifest.pooling[0].startswith(("splade", "presence"))
         if not words:
             raise ValueError(f"the dimensions of {self.manifest.name} are no words of its vocabulary")
-        return decode(as_csr(embeddings), self.tokenizer.id_to_token, top_k)
+        return decode(as_csr(embeddings), self.pipeline.tokenizer.backend.id_to_token, top_k)
 
     @property
     def similarity_fn_name(self) -> str:
@@ -334,6 +339,11 @@ class Engine(BaseEngine):
             self.truncate_dim = before
 
     truncate_sentence_embeddings = truncate_embeddings
+
+    def encode_multi_process(self, sentences: Iterable[str], pool: Pool, *args: Any, **options: Any) -> Any:
+        """Encode texts: the old name of `encode(pool=...)`."""
+        names = ("prompt_name", "prompt", "batch_size", "chunk_size", "show_progress_bar", "precision")
+        return self.encode(sentences, pool=pool, **dict(zip(names, args, strict=False)), **options)
 
     def _output(self, options: EncodeOptions) -> Output:
         """Return the kind of output that `options` ask for; refuse options it does not support."""

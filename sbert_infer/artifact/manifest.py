@@ -38,6 +38,8 @@ _ADDED = (
     "roles",
     "max_active_dims",
     "unweighted_ids",
+    "max_positions",
+    "tokenizer",
 )
 
 
@@ -83,6 +85,8 @@ class Manifest:
     max_active_dims: int | None = None  # largest values kept of a sparse vector; None for all
     unweighted_ids: tuple[int, ...] = ()  # with `token_weights`: tokens without a weight
     head: tuple[str, ...] = ()  # with token vectors: modules after pooling, but for a final Normalize
+    max_positions: int | None = None  # tokens that `max_length` may be raised to; None for no more
+    tokenizer: Mapping[str, Any] | None = None  # of tokenizer_config.json: `input_names`, `special_tokens`
     roles: Mapping[str, Any] | None = None  # MULTI_VECTOR: how to prepare the texts of each role
 
     def to_json(self) -> str:
