@@ -74,8 +74,8 @@ class PlanWriter:
         options = self._options
         graphs = self._convert(model)
         rows, certificate = self._certify_graph(model, graphs)
-        facts = {"precision": options.precision, "fusion": graphs.fusion, "parity": asdict(certificate)}
-        manifest = replace(model.draft, **facts, max_positions=None)  # its shapes end at the model's limit
+        draft = replace(model.draft, max_positions=None)  # the rows end at the model's own limit
+        manifest = replace(draft, precision=options.precision, fusion=graphs.fusion, parity=asdict(certificate))
         engines = self._build_engines(graphs, rows)
         with staged(target) as file, self._step("save", str(target), 2 * model.work) as progress:
             with file.path.open("r+b") as handle:

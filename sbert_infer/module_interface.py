@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import numpy as np
 
@@ -37,8 +36,14 @@ _MISSING = {
 class ModuleInterface:
     """Methods of a torch module that have a meaning for an engine; clear errors for the others.
 
-    Setting an attribute that would have no effect raises.
+    Setting an attribute that no class defines or annotates raises: it would have no effect.
     """
+
+    _annotated: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._annotated = cls._annotated | inspect.get_annotations(cls).keys()
 
     @property
     def device(self) -> DeviceName:
@@ -123,10 +128,6 @@ class ModuleInterface:
     def __getitem__(self, index: object) -> NoReturn:
         raise TypeError(f"{type(self).__name__}[{index!r}]: {_GRAPH}")
 
-    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Raise, as there is no forward pass of its own."""
-        raise TypeError(f"{type(self).__name__} can't be called: {_MISSING['forward']}")
-
     def __getattr__(self, name: str) -> Any:
         if name in _MISSING:
             raise AttributeError(f"{type(self).__name__} has no {name!r}: {_MISSING[name]}")
@@ -136,12 +137,6 @@ class ModuleInterface:
         known = getattr(type(self), name, None)
         if isinstance(known, property) and known.fset is None:
             raise AttributeError(f"{name} can't be set: it is chosen when {type(self).__name__} is opened")
-        if not name.startswith("_") and name not in _declared(type(self)):
+        if not (name.startswith("_") or hasattr(type(self), name) or name in self._annotated):
             raise AttributeError(f"{type(self).__name__} has no {name!r}: setting it would have no effect")
         object.__setattr__(self, name, value)
-
-
-@functools.cache
-def _declared(kind: Any) -> frozenset[str]:
-    """Return the names of all attributes that a class and its bases define or annotate."""
-    return frozenset(name for each in kind.__mro__ for name in (*vars(each), *inspect.get_annotations(each)))

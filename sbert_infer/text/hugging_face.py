@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -53,14 +53,15 @@ class HuggingFaceTokenizer:
         special_tokens: Mapping[str, str] | None = None,
     ) -> None:
         """Load the tokenizer; the rest is what tokenizer_config.json would say."""
-        backend = tokenizers.Tokenizer.from_str(tokenizer_json)
-        backend.no_padding()
-        backend.no_truncation()
-        names = {"pad_token": backend.id_to_token(pad_token_id), **(special_tokens or {})}
-        facts = {"model_max_length": model_max_length, "padding_side": padding_side, "pad_token_id": pad_token_id}
-        facts |= {"truncation_side": truncation_side, "model_input_names": list(model_input_names)}
-        # Past __setattr__, which refuses whatever the caller sets.
-        self.__dict__.update(facts, backend_tokenizer=backend, special_tokens_map=names, _lock=threading.Lock())
+        self.backend_tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+        self.backend_tokenizer.no_padding()
+        self.backend_tokenizer.no_truncation()
+        self.model_max_length, self.pad_token_id = model_max_length, pad_token_id
+        self.padding_side, self.truncation_side = padding_side, truncation_side
+        self.model_input_names = list(model_input_names)
+        pad_token = self.backend_tokenizer.id_to_token(pad_token_id)
+        self.special_tokens_map = {"pad_token": pad_token, **(special_tokens or {})}
+        self._lock = threading.Lock()  # the last: from here on, nothing can be set
 
     def __call__(
         self,
@@ -176,7 +177,9 @@ class HuggingFaceTokenizer:
             raise AttributeError(f"this tokenizer has no {name!r}; see its backend_tokenizer")
         return self._id_of(special) if name.endswith("_id") else self.special_tokens_map.get(special)
 
-    def __setattr__(self, name: str, value: object) -> NoReturn:
+    def __setattr__(self, name: str, value: object) -> None:
+        if "_lock" not in vars(self):
+            return object.__setattr__(self, name, value)
         more = "set max_seq_length of the engine" if name == "model_max_length" else "the engine would not notice"
         raise AttributeError(f"{name} of an engine's tokenizer can't be set: {more}")
 

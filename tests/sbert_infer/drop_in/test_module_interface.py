@@ -46,7 +46,7 @@ def test_calls_that_change_nothing(engine: Engine, minilm: Any) -> None:
         (lambda e: list(e), "no torch modules or weights"),
         (lambda e: e.parameters(), "no torch modules or weights"),
         (lambda e: e.state_dict(), "no torch modules or weights"),
-        (lambda e: e({"input_ids": 1}), "use encode"),
+        (lambda e: e({"input_ids": 1}), "not callable"),
         (lambda e: e.forward({}), "use encode"),
         (lambda e: e.save("folder"), "copy that"),
         (lambda e: e.compile(), "compiled already"),
