@@ -78,8 +78,8 @@ class TensorArray(np.ndarray[Any, Any]):
         if not options.keys() & {"dim", "descending"}:
             return super().argsort(*args, **options)
         values = -self.numpy() if options.get("descending") else self.numpy()
-        kind = "stable" if options.get("stable") else None
-        return TensorArray.of(np.argsort(values, axis=_dim(args, options), kind=kind))
+        stable = bool(options.get("stable"))
+        return TensorArray.of(np.argsort(values, axis=_dim(args, options), kind="stable" if stable else None))
 
     def sort(self, *args: Any, **options: Any) -> Any:
         """Return values and indices with `dim` or `descending`; sort in place as an array does."""

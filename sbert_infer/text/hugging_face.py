@@ -59,7 +59,7 @@ class HuggingFaceTokenizer:
         self.model_max_length, self.pad_token_id = model_max_length, pad_token_id
         self.padding_side, self.truncation_side = padding_side, truncation_side
         self.model_input_names = list(model_input_names)
-        pad_token = self.backend_tokenizer.id_to_token(pad_token_id)
+        pad_token = str(self.backend_tokenizer.id_to_token(pad_token_id))
         self.special_tokens_map = {"pad_token": pad_token, **(special_tokens or {})}
         self._lock = threading.Lock()  # the last: from here on, nothing can be set
 
@@ -168,7 +168,8 @@ class HuggingFaceTokenizer:
     @cached_property
     def all_special_ids(self) -> list[int]:
         """The ids of `all_special_tokens`."""
-        return [self.backend_tokenizer.token_to_id(token) for token in self.all_special_tokens]
+        known = self.get_vocab()
+        return [known[token] for token in self.all_special_tokens]
 
     def __getattr__(self, name: str) -> Any:
         """Return a special token or its id, as `cls_token` or `sep_token_id`, or None."""

@@ -16,7 +16,7 @@ import torch
 from sbert_infer._util.tensor_array import TensorArray
 
 NUMBERS = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
-TIES = np.float32([[1, 3, 2, 3, 1, 3]])
+TIES = np.array([[1, 3, 2, 3, 1, 3]], np.float32)
 
 CALLS: dict[str, Callable[[Any], Any]] = {
     "numpy": lambda x: x.numpy(),
