@@ -16,7 +16,7 @@ OTHER_TRITON := $(VENV)/triton-$(TRITON_CURRENT)
 SOURCES := sbert_infer export kernels bench deploy examples tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-gpu lint format demo paper bench bench-serve bench-gpu clean
+.PHONY: help setup test test-gpu test-upstream lint format demo paper bench bench-serve bench-gpu clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 11
@@ -67,6 +67,11 @@ test-gpu: $(GPU)/.installed ## run the tests that need an NVIDIA GPU, in an envi
 	$(NEEDS_GPU)
 	$(GPU)/bin/python -m sbert_infer.doctor
 	$(GPU)/bin/python -m pytest -m gpu $$(grep -rl --include='test_*.py' 'pytest\.mark\.gpu' tests)
+
+# UPSTREAM is a checkout of sentence-transformers in the installed version; nothing is copied from it.
+test-upstream: setup ## run sentence-transformers' own tests with engines: make test-upstream UPSTREAM=folder
+	@$(if $(UPSTREAM),,$(error give a checkout of sentence-transformers: make test-upstream UPSTREAM=folder))
+	$(BIN)/python -m tests.upstream $(UPSTREAM)
 
 lint: setup ## ruff, ruff format --check, mypy --strict
 	$(BIN)/ruff check $(SOURCES)

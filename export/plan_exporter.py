@@ -75,6 +75,7 @@ class PlanWriter:
         graphs = self._convert(model)
         rows, certificate = self._certify_graph(model, graphs)
         draft = replace(model.draft, precision=options.precision, canaries=model.canaries())
+        draft = replace(draft, max_positions=None)  # the rows end at the model's own limit
         manifest = replace(draft, fusion=graphs.fusion, parity=asdict(certificate))
         engines = self._build_engines(graphs, rows)
         with staged(target) as file, self._step("save", str(target), 2 * model.work) as progress:

@@ -104,7 +104,7 @@ class AsyncEngine:
         limits = Limits.of(
             self._pipeline.backend,
             max_batch_tokens,
-            max_length=manifest.max_length,
+            max_length=max(manifest.max_length, self.engine.max_seq_length),
             max_batch_texts=self._output.max_batch_texts,
             max_queue_tokens=max_queue_tokens,
             max_delay_s=max_delay_ms / 1000,

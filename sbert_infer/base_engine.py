@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import Any, TypeVar
 
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.fingerprint import Fingerprint, fingerprint
-from sbert_infer.artifact.manifest import Artifact, Manifest, check_kind
+from sbert_infer.artifact.manifest import RERANKER, Artifact, Manifest, check_kind
 from sbert_infer.backends.base import Backend
-from sbert_infer.backends.devices import Device
+from sbert_infer.backends.devices import Device, DeviceName
 from sbert_infer.backends.select import BackendOptions, PassedOver, open_backend
 from sbert_infer.encode.open_pipeline import load_tokenizer, make_pipeline
 from sbert_infer.encode.options import EncodeOptions
@@ -21,7 +22,9 @@ from sbert_infer.encode.output import EncodeStats, Output, Window
 from sbert_infer.encode.pipeline import Pipeline, Progress, no_progress
 from sbert_infer.encode.self_check import SelfCheck, Verify
 from sbert_infer.errors import EngineError, warn
-from sbert_infer.text.inputs import check_on_truncate, check_text
+from sbert_infer.module_interface import ModuleInterface
+from sbert_infer.text.hugging_face import BatchEncoding, HuggingFaceTokenizer
+from sbert_infer.text.inputs import check_on_truncate, check_pairs, check_text, check_texts, prepend
 from sbert_infer.text.tokenizer import Tokenizer
 from sbert_infer.types import OnTruncate, Text
 
@@ -34,10 +37,15 @@ COPIED_OPTIONS = ("device", "strict", "workers", "threads", "max_batch_tokens")
 _PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 
-class BaseEngine:
+class BaseEngine(ModuleInterface):
     """An open model, closed by `close` or at the end of a `with` block."""
 
     kinds: tuple[str, ...]  # kinds of artifacts that this class opens
+    artifact: Artifact
+    prompts: dict[str, str]
+    default_prompt_name: str | None
+    last_stats: EncodeStats  # of the last call
+    model_card_data: Any  # an `EvaluationMetrics`, or what the user sets instead
     settings: tuple[str, ...] = ("prompts", "default_prompt_name", "max_seq_length")  # that users may change
 
     def __init__(
@@ -51,6 +59,8 @@ class BaseEngine:
         threads: int | None = None,
         max_batch_tokens: int | None = None,
         verify: Verify = "once",
+        prompts: Mapping[str, str] | None = None,
+        default_prompt_name: str | None = None,
         passed_over: PassedOver = lambda choice, why: None,
         **settings: Any,
     ) -> None:
@@ -71,28 +81,31 @@ class BaseEngine:
             verify: when to compare the vectors of this machine with those of the eager model, which
                 the artifact holds for some texts: "once" for each artifact, backend and machine,
                 "always", or "never". A backend that gives wrong vectors is not used.
+            prompts: prompts by name, in addition to the model's own or in their place.
+            default_prompt_name: the prompt that `encode` uses by default.
             passed_over: called with the name of each better way to run a plan that is not taken,
                 and why.
-            settings: values for the attributes in `settings`, such as `prompts`; None leaves the
-                model's own.
+            settings: values for the attributes in `settings`, such as `truncate_dim`; None leaves
+                the model's own.
 
         """
         if unknown := settings.keys() - set(self.settings):
             known = ", ".join(self.settings)
             raise TypeError(f"{type(self).__name__} has no option {min(unknown)!r}; settings: {known}")
-        check_on_truncate(on_truncate)
+        self.on_truncate = on_truncate
         for name, value in (("workers", workers), ("threads", threads), ("max_batch_tokens", max_batch_tokens)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         artifact = path if isinstance(path, Artifact) else open_artifact(path)
         check_kind(artifact, self.kinds, type(self).__name__)
         manifest = artifact.manifest
-        self.on_truncate: OnTruncate = on_truncate
-        self.prompts: dict[str, str] = dict(manifest.prompts)
-        self.default_prompt_name = manifest.default_prompt_name
+        self.prompts = {**manifest.prompts, **(prompts or {})}
+        self.default_prompt_name = default_prompt_name or manifest.default_prompt_name
+        self.resolve_prompt(None, None)  # raises if there is no such prompt
         self.last_stats = EncodeStats()
-        self.model_card_data = EvaluationMetrics()
-        self.artifact: Artifact = artifact
+        self.model_card_data = EvaluationMetrics(manifest)
+        self.artifact = artifact
+        self._tokenizer: HuggingFaceTokenizer | None = None
         tokenizer = load_tokenizer(artifact)
         self._self_check = SelfCheck(artifact, verify, tokenizer)
         self._options = BackendOptions(
@@ -116,8 +129,22 @@ class BaseEngine:
         return self._pipeline
 
     @property
+    def on_truncate(self) -> OnTruncate:
+        """What to do when a text is longer than the model's limit: "warn", "error" or "ignore"."""
+        return self._on_truncate
+
+    @on_truncate.setter
+    def on_truncate(self, value: OnTruncate) -> None:
+        check_on_truncate(value)
+        self._on_truncate = value
+
+    @property
     def max_seq_length(self) -> int:
-        """The limit on a text's tokens, special ones included. May be lowered."""
+        """The limit on a text's tokens, special ones included.
+
+        It may be lowered, or raised as far as the model has positions. The artifact's certificate
+        is for texts up to the original limit.
+        """
         return self.pipeline.tokenizer.max_length
 
     @max_seq_length.setter
@@ -126,14 +153,42 @@ class BaseEngine:
         self.pipeline.tokenizer = load_tokenizer(self.artifact, value)
 
     def _check_max_seq_length(self, value: int) -> None:
-        limit = self.manifest.max_length
+        limit = max(self.manifest.max_length, self.manifest.max_positions or 0)
         if not 3 <= value <= limit:
             raise ValueError(f"max_seq_length must be between 3 and the model's limit of {limit}, got {value}")
 
     @property
-    def tokenizer(self) -> Any:
-        """The underlying `tokenizers.Tokenizer`."""
-        return self.pipeline.tokenizer.backend
+    def tokenizer(self) -> HuggingFaceTokenizer:
+        """The model's tokenizer, with the interface of Hugging Face's."""
+        limit, manifest = self.max_seq_length, self.manifest
+        if self._tokenizer is None or self._tokenizer.model_max_length != limit:
+            known = manifest.tokenizer or {}
+            self._tokenizer = HuggingFaceTokenizer(
+                self.artifact.tokenizer_json,
+                model_max_length=limit,
+                pad_token_id=manifest.pad_id,
+                padding_side=manifest.padding_side,
+                truncation_side=manifest.truncation_side,
+                model_input_names=known.get("input_names", ("input_ids", "attention_mask")),
+                special_tokens=known.get("special_tokens"),
+            )
+        return self._tokenizer
+
+    def preprocess(self, inputs: Sequence[Text], prompt: str | None = None) -> BatchEncoding:
+        """Return the token ids and attention mask of texts, cut to the model's limit and padded.
+
+        They are tensors if the caller has imported torch, arrays with a tensor's methods otherwise.
+        """
+        if isinstance(inputs, str):
+            raise TypeError("preprocess needs a list of texts, got one str")
+        check = check_pairs if self.manifest.kind == RERANKER else check_texts
+        check(inputs)
+        kind = "pt" if "torch" in sys.modules else "np"
+        return self.tokenizer(prepend(prompt or "", inputs), padding=True, truncation=True, return_tensors=kind)
+
+    def tokenize(self, texts: Sequence[Text]) -> BatchEncoding:
+        """Return the token ids of texts: the old name of `preprocess`."""
+        return self.preprocess(texts)
 
     @property
     def manifest(self) -> Manifest:
@@ -146,9 +201,9 @@ class BaseEngine:
         return fingerprint(self.artifact)
 
     @property
-    def device(self) -> str:
+    def device(self) -> DeviceName:
         """The device the model runs on: "cpu", "cuda:0" or "cuda:0,cuda:1"."""
-        return self.pipeline.backend.device
+        return DeviceName(self.pipeline.backend.device)
 
     @property
     def info(self) -> dict[str, Any]:
@@ -283,7 +338,9 @@ def _reopen(
 class EvaluationMetrics:
     """Results of sentence-transformers' evaluators, at `engine.model_card_data.metrics`."""
 
-    def __init__(self) -> None:
+    def __init__(self, manifest: Manifest) -> None:
+        # sentence-transformers' `mine_hard_negatives` caches vectors under this name.
+        self.base_model = f"{manifest.name} {manifest.weights_sha256[:12]} {manifest.precision}"
         self.metrics: dict[str, float] = {}
 
     def set_evaluation_metrics(

@@ -16,7 +16,7 @@ from sbert_infer.encode.hybrid import AllVectors, HybridOutput
 from sbert_infer.encode.late_chunking import Spans, check_can_pool, encode_spans
 from sbert_infer.encode.mteb import encode_task, model_meta
 from sbert_infer.encode.multi_vector import MultiVectorOutput
-from sbert_infer.encode.options import EncodeOptions, check_running, given
+from sbert_infer.encode.options import EncodeOptions, Pool, check_running, given
 from sbert_infer.encode.output import Output, Window
 from sbert_infer.encode.results import progress_bar
 from sbert_infer.encode.sparse import SparseOutput
@@ -67,11 +67,11 @@ class Engine(SparseMethods, RoutedEngine):
         precision: str | None = "float32",
         convert_to_numpy: bool | None = None,
         convert_to_tensor: bool | None = None,
-        device: str | None = None,
+        device: Any = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
-        pool: None = None,
-        chunk_size: None = None,
+        pool: Pool | None = None,
+        chunk_size: int | None = None,
         *,
         sentences: str | Iterable[str] | None = None,
         out: npt.NDArray[np.float32] | None = None,
@@ -101,11 +101,12 @@ class Engine(SparseMethods, RoutedEngine):
             convert_to_numpy: True gives arrays, False a list of tensors. The default is arrays, but
                 for a multi-vector encoder tensors.
             convert_to_tensor: True gives one tensor (imports torch).
-            device: None, or the device that the engine already uses.
+            device: None, or the device that the engine already uses, or a list of it.
             normalize_embeddings: scale each vector to length 1.
             truncate_dim: keep this many leading dimensions.
-            pool: not supported, and not needed: one engine uses all cores.
-            chunk_size: not supported, like `pool`.
+            pool: what `start_multi_process_pool` returned. Makes no difference: one engine uses
+                all cores.
+            chunk_size: as little needed as `pool`.
             sentences: old name of `inputs`.
             out: an array or memmap [texts, dim] to write to and return. `inputs` are then read
                 lazily, so memory use does not grow with the number of texts.
@@ -290,8 +291,9 @@ class Engine(SparseMethods, RoutedEngine):
     def similarity(self, embeddings1: Any, embeddings2: Any, **options: Any) -> Any:
         """Return the similarity of all pairs, [n, m], by the model's own function.
 
-        The result is a tensor if tensors are given, an array otherwise. For a multi-vector encoder
-        there are the options of `similarity.multi_similarity`.
+        The result is a tensor if tensors are given, otherwise an array that also has the methods of
+        a tensor: a `TensorArray`. For a multi-vector encoder there are the options of
+        `similarity.multi_similarity`.
         """
         if self.manifest.kind == MULTI_VECTOR:
             return multi_similarity(self.similarity_fn_name, embeddings1, embeddings2, **options)
@@ -347,6 +349,11 @@ class Engine(SparseMethods, RoutedEngine):
             self.truncate_dim = before
 
     truncate_sentence_embeddings = truncate_embeddings
+
+    def encode_multi_process(self, sentences: Iterable[str], pool: Pool, *args: Any, **options: Any) -> Any:
+        """Encode texts: the old name of `encode(pool=...)`."""
+        names = ("prompt_name", "prompt", "batch_size", "chunk_size", "show_progress_bar", "precision")
+        return self.encode(sentences, pool=pool, **dict(zip(names, args, strict=False)), **options)
 
     def _output(self, options: EncodeOptions) -> Output:
         """Return the kind of output that `options` ask for; refuse options it does not support."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sbert_infer.artifact.manifest import RERANKER, Manifest
 from sbert_infer.base_engine import BaseEngine
 from sbert_infer.encode.dense import DenseOutput
-from sbert_infer.encode.options import EncodeOptions, check_running, given
+from sbert_infer.encode.options import EncodeOptions, Pool, check_running, given
 from sbert_infer.encode.results import progress_bar, to_torch
 from sbert_infer.errors import warn
 from sbert_infer.text.inputs import as_pairs, check_pairs, check_text
@@ -51,8 +51,8 @@ class Reranker(BaseEngine):
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         device: str | None = None,
-        pool: None = None,
-        chunk_size: None = None,
+        pool: Pool | None = None,
+        chunk_size: int | None = None,
         *,
         sentences: Iterable[Any] | None = None,
         activation_fct: Activation | None = None,
@@ -74,8 +74,9 @@ class Reranker(BaseEngine):
             convert_to_numpy: False gives a list of tensors.
             convert_to_tensor: True gives one tensor (imports torch).
             device: None, or the device that the reranker already uses.
-            pool: not supported, and not needed: one reranker uses all cores.
-            chunk_size: not supported, like `pool`.
+            pool: what `start_multi_process_pool` returned. Makes no difference: one reranker uses
+                all cores.
+            chunk_size: as little needed as `pool`.
             sentences: old name of `inputs`.
             activation_fct: old name of `activation_fn`.
             num_workers: without effect, as in `CrossEncoder`.
@@ -114,8 +115,8 @@ class Reranker(BaseEngine):
         show_progress_bar: bool | None = None,
         activation_fn: Activation | None = None,
         device: str | None = None,
-        pool: None = None,
-        chunk_size: None = None,
+        pool: Pool | None = None,
+        chunk_size: int | None = None,
         *,
         activation_fct: Activation | None = None,
         num_workers: int | None = None,
@@ -188,7 +189,7 @@ class Reranker(BaseEngine):
         return self.manifest.labels
 
     def _check_max_seq_length(self, value: int) -> None:
-        least = self.tokenizer.num_special_tokens_to_add(True) + 2
+        least = self.pipeline.tokenizer.backend.num_special_tokens_to_add(True) + 2
         if value < least:
             raise ValueError(f"max_seq_length must be at least {least} for a pair of texts, got {value}")
         super()._check_max_seq_length(value)

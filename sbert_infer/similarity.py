@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sbert_infer._util.tensor_array import TensorArray
 from sbert_infer.errors import EngineError
 
 Array = npt.NDArray[np.floating[Any]]
@@ -21,6 +22,7 @@ SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 MULTI_SIMILARITIES = ("maxsim", "meanmaxsim")  # for texts that have a vector for each token
 
 _MAX_PRODUCTS = 2**24  # numbers that MaxSim holds at once: 64 MB
+_NEAR_PAIRS = 2**14  # pairs of vectors that are subtracted at once
 _NO_TOKENS = -1e9  # score of a document without vectors, as in sentence-transformers
 
 
@@ -30,8 +32,9 @@ def similarity(name: str, a: Any, b: Any) -> Any:
 
 
 def pairwise_similarity(name: str, a: Any, b: Any) -> Any:
-    """Compare row by row: `a` [n, dim], `b` [n, dim] -> [n]."""
-    return _apply(_ROWS[name], a, b)
+    """Compare row by row: `a` [n, dim], `b` [n, dim] -> [n]. Two vectors [dim] give one number."""
+    found = _apply(_ROWS[name], a, b)
+    return found.reshape(()) if np.ndim(a) == np.ndim(b) == 1 else found
 
 
 def maxsim(queries: Any, documents: Any, *, mean: bool = False, chunk_elements: int | None = None) -> Any:
@@ -142,14 +145,14 @@ def _as_given(result: Array, a: Any, b: Any) -> Any:
         first = x[0] if isinstance(x, (list, tuple)) and len(x) else x
         if torch is not None and isinstance(first, torch.Tensor):
             return torch.from_numpy(result).to(first.device)
-    return result
+    return TensorArray.of(result)
 
 
 def _rows(x: Any) -> Array:
     """Return a vector, a matrix or a list of vectors as [n, dim], in float32 or wider."""
     if isinstance(x, (list, tuple)):
         x = np.stack([_rows(row)[0] if np.ndim(row) == 1 else np.asarray(row) for row in x])
-    if hasattr(x, "detach"):
+    if hasattr(x, "detach") and not isinstance(x, np.ndarray):
         x = x.detach().cpu()
         x = (x if x.element_size() >= 4 else x.float()).numpy()  # numpy has no bfloat16
     array = np.asarray(x)
@@ -173,8 +176,14 @@ def unit_rows(x: Array) -> Array:
 
 
 def _euclidean(a: Array, b: Array) -> Array:
-    squares = (a * a).sum(1)[:, None] + (b * b).sum(1)[None, :] - 2 * (a @ b.T)
-    distances: Array = np.sqrt(np.maximum(squares, 0))
+    sums = (a * a).sum(1)[:, None] + (b * b).sum(1)[None, :]
+    squares = sums - 2 * (a @ b.T)
+    # For nearly equal vectors, a difference of such large squares is noise, and seldom exactly 0.
+    near = np.argwhere(squares < 1e-3 * sums)
+    for start in range(0, len(near), _NEAR_PAIRS):
+        rows, columns = near[start : start + _NEAR_PAIRS].T
+        squares[rows, columns] = ((a[rows] - b[columns]) ** 2).sum(1)
+    distances: Array = np.sqrt(squares)
     return -distances
 
 

@@ -28,6 +28,7 @@ class Checkpoint:
     model_type: str  # e.g. "bert"
     modules: tuple[ModuleSpec, ...] = ()  # after the transformer or the static embeddings, in order
     max_length: int  # in tokens, special ones included
+    max_positions: int | None = None  # tokens that the table of positions holds, if that is what limits them
     prompts: dict[str, str]
     default_prompt_name: str | None
     similarity: str = ""

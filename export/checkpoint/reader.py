@@ -37,7 +37,7 @@ from sbert_infer.export.checkpoint.sparse_modules import (
     read_sparse_module,
 )
 from sbert_infer.export.checkpoint.static import SPARSE_STATIC, STATIC, read_sparse_static, read_static
-from sbert_infer.export.checkpoint.transformer import length_limit, read_config, read_tokenizer
+from sbert_infer.export.checkpoint.transformer import length_limit, positions, read_config, read_tokenizer
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class _Body:
     modules: tuple[ModuleSpec, ...] = ()
     max_length: int = 0
     do_lower_case: bool = False
+    max_positions: int | None = None
 
 
 def read_checkpoint(
@@ -82,6 +83,7 @@ def read_checkpoint(
         model_type=body.model_type,
         modules=body.modules,
         max_length=body.max_length,
+        max_positions=body.max_positions,
         prompts=model.prompts,
         default_prompt_name=model.default_prompt_name,
         similarity=model.similarity,
@@ -109,7 +111,8 @@ def _read_transformer(
     weight_files(folder, shown(folder, path), problems)
     tokenizer = read_tokenizer(folder, path, own, trust_remote_code, problems)
     limit = length_limit(settings.max_length, tokenizer, config, wanted, problems)
-    return _Body(getattr(config, "model_type", ""), modules, limit, settings.do_lower_case)
+    table = None if config is None else positions(config)
+    return _Body(getattr(config, "model_type", ""), modules, limit, settings.do_lower_case, table)
 
 
 def _task(entries: list[Entry]) -> str:

@@ -160,7 +160,7 @@ def token_counter(tokenizer_json: str) -> TokenCounter:
 
 def length_limit(saved: int | None, tokenizer: Any, config: Any, wanted: int | None, problems: Problems) -> int:
     """The user's limit, the checkpoint's or the tokenizer's, within the table of positions."""
-    table = _positions(config) if config is not None else None
+    table = positions(config) if config is not None else None
     if wanted is not None:
         if wanted < MIN_LENGTH:
             problems.append(f"max length {wanted} is too small: at least {MIN_LENGTH} tokens are needed")
@@ -181,7 +181,7 @@ def length_limit(saved: int | None, tokenizer: Any, config: Any, wanted: int | N
     return min(limit, table) if table else limit
 
 
-def _positions(config: Any) -> int | None:
+def positions(config: Any) -> int | None:
     """The number of tokens that the model's table of positions holds; None without a table."""
     size: int = getattr(config, "max_position_embeddings", 0)
     if config.model_type in _TABLE | _TABLE_AFTER_PAD:

@@ -142,8 +142,18 @@ class Family(ABC):
             versions=_versions(),
             pooling=pooling,
             include_prompt=include_prompt,
+            max_positions=checkpoint.max_positions,
+            tokenizer=_tokenizer_facts(tokenizer),
             **own,
         )
+
+
+def _tokenizer_facts(tokenizer: Any) -> dict[str, Any] | None:
+    """What tokenizer_config.json says beside tokenizer.json; None for one that has no such file."""
+    if not hasattr(tokenizer, "special_tokens_map"):
+        return None
+    special = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    return {"input_names": list(tokenizer.model_input_names), "special_tokens": special}
 
 
 def _versions() -> dict[str, str]:

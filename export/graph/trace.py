@@ -74,7 +74,7 @@ def build_graph(
     model can do without a padding mask if padding is on the right.
     """
     checkpoint, encoder = reference.checkpoint, reference.encoder
-    fused = fused_operators(encoder, padding_side=padding_side, max_length=checkpoint.max_length)
+    fused = fused_operators(encoder, padding_side=padding_side, max_length=_longest(checkpoint))
     with quiet_tracer():
         with plain_operators(encoder) if portable else fused:
             model = trace(module or reference, checkpoint, prompt=prompt, outputs=outputs, token_types=token_types)
@@ -101,6 +101,11 @@ class _WithTokens(nn.Module):
         return self.reference.pool(tokens, attention_mask, prompt_length), *more
 
 
+def _longest(checkpoint: Checkpoint) -> int:
+    """The most tokens of a text that users may raise the limit to."""
+    return max(checkpoint.max_length, checkpoint.max_positions or 0)
+
+
 def trace(
     module: nn.Module,
     checkpoint: Checkpoint,
@@ -114,7 +119,7 @@ def trace(
     With `prompt` it also takes a `prompt_length`, with `token_types` also `token_type_ids`.
     """
     batch = torch.export.Dim("batch")
-    length = torch.export.Dim("length", max=checkpoint.max_length)
+    length = torch.export.Dim("length", max=_longest(checkpoint))
     ids = torch.ones(2, 3, dtype=torch.int64)  # sizes over 1: torch.export takes 0 and 1 for constants
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if token_types:

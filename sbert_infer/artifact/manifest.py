@@ -41,6 +41,8 @@ _ADDED = (
     "canaries",
     "route",
     "other_routes",
+    "max_positions",
+    "tokenizer",
 )
 
 
@@ -86,6 +88,8 @@ class Manifest:
     max_active_dims: int | None = None  # largest values kept of a sparse vector; None for all
     unweighted_ids: tuple[int, ...] = ()  # with `token_weights`: tokens without a weight
     head: tuple[str, ...] = ()  # with token vectors: modules after pooling, but for a final Normalize
+    max_positions: int | None = None  # tokens that `max_length` may be raised to; None for no more
+    tokenizer: Mapping[str, Any] | None = None  # of tokenizer_config.json: `input_names`, `special_tokens`
     roles: Mapping[str, Any] | None = None  # MULTI_VECTOR: how to prepare the texts of each role
     canaries: Mapping[str, Any] | None = None  # texts with the eager model's vectors; see `canaries.py`
     route: str | None = None  # of a Router: the task that this graph is for

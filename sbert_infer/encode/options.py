@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbert_infer.artifact.manifest import SENTENCE, TOKENS
+from sbert_infer.backends.devices import runs_on
 from sbert_infer.encode.precision import PRECISIONS
 
 
@@ -37,7 +38,8 @@ class EncodeOptions:
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if self.output_value not in (SENTENCE, TOKENS):
-            raise ValueError(f"output_value must be {SENTENCE!r} or {TOKENS!r}, got {self.output_value!r}")
+            more = ": ask for each, and see tokenize for the token ids" if self.output_value is None else ""
+            raise ValueError(f"output_value must be {SENTENCE!r} or {TOKENS!r}, got {self.output_value!r}{more}")
         if self.task not in (None, "query", "document"):
             raise ValueError(f"task must be 'query', 'document' or None, got {self.task!r}")
         if self.precision not in PRECISIONS:
@@ -69,12 +71,22 @@ def _is(value: object, default: object) -> bool:
     return value == default if isinstance(default, str) else value is default  # == on an array gives no bool
 
 
-def check_running(device: Any, own_device: str, pool: object, chunk_size: object) -> None:
-    """Refuse a device other than the engine's own, and multi-process options."""
-    if device is not None and str(device) not in (own_device, own_device.split(":")[0]):
-        raise ValueError(f"this engine runs on {own_device!r}, got device={device!r}: see Engine(device=...)")
-    if pool is not None or chunk_size is not None:
-        raise ValueError("pool and chunk_size are not supported: one engine already uses all cores")
+class Pool(dict[str, Any]):
+    """What `start_multi_process_pool` returns. It starts no processes: an engine uses all cores.
+
+    Its "processes" are the names of the devices that were asked for, none once it is stopped.
+    """
+
+
+def check_running(device: Any, own_device: str, pool: object, chunk_size: int | None) -> None:
+    """Refuse devices other than the engine's own, and pools that are stopped or not an engine's."""
+    for each in device if isinstance(device, (list, tuple)) else [device]:
+        if each is not None and not runs_on(own_device, each):
+            raise ValueError(f"this engine runs on {str(own_device)!r}, got device={each!r}: see Engine(device=...)")
+    if pool is not None and (not isinstance(pool, Pool) or not pool["processes"]):
+        raise ValueError("pool must come from start_multi_process_pool of an engine, and not be stopped yet")
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
 
 
 def given(inputs: Any, sentences: Any, missing: str) -> Any:

@@ -73,7 +73,8 @@ def check_texts(texts: Sequence[object], start: int = 0) -> None:
 def check_text(text: object, name: str) -> None:
     """Raise unless `text` is a str that can be encoded as UTF-8."""
     if not isinstance(text, str):
-        raise TypeError(f"{name} must be a str, got {type(text).__name__}: {text!r:.60}")
+        hint = "; pairs are for Reranker" if isinstance(text, (tuple, list)) else ""
+        raise TypeError(f"{name} must be a str, got {type(text).__name__}: {text!r:.60}{hint}")
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -20,7 +20,7 @@ from tests.repository.sources import PACKAGE, Module, modules, write_modules
 ORDERS = {
     "sbert_infer": """
         kernels < errors, types, _util, text, similarity < artifact < backends < encode < scheduling
-        < base_engine, sparse_methods, routed_engine, engine, reranker, async_engine < __init__
+        < module_interface < base_engine, sparse_methods, routed_engine, engine, reranker, async_engine < __init__
         < serve | embed | doctor | export < integrations | bench | verify
     """,
     "sbert_infer.serve": """

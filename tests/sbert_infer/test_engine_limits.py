@@ -65,7 +65,7 @@ def test_last_stats(small_onnx: Path) -> None:
         assert engine.last_stats == EncodeStats()
         engine.encode(texts, prompt="")
         stats = engine.last_stats
-        lengths = [len(engine.tokenizer.encode(text)) for text in ("", "a", LONG, TEXTS[0])]
+        lengths = [len(engine.tokenizer.encode(text, truncation=True)) for text in ("", "a", LONG, TEXTS[0])]
     assert (stats.texts, stats.unique_texts, stats.truncated) == (7, 4, 2)
     assert lengths[2] == 64
     assert stats.tokens == sum(lengths)
@@ -105,3 +105,21 @@ def test_a_limit_the_model_does_not_have(limit: int, small: Engine) -> None:
     with pytest.raises(ValueError, match=f"between 3 and the model's limit of 64, got {limit}"):
         small.max_seq_length = limit
     assert small.max_seq_length == 64
+
+
+def test_the_limit_can_be_raised_to_the_positions(minilm_onnx: Path, minilm: Any) -> None:
+    texts = [("a cat sat, " * 200)[:size] for size in (50, 900, 1200, 1300, 2100)]  # only the last is too long
+    with Engine(minilm_onnx, on_truncate="ignore") as engine:
+        before = engine.encode(texts)
+        assert (engine.max_seq_length, engine.manifest.max_positions) == (256, 512)
+        engine.max_seq_length = minilm.max_seq_length = 512
+        try:
+            np.testing.assert_allclose(engine.encode(texts), minilm.encode(texts), atol=1e-5)
+        finally:
+            minilm.max_seq_length = 256
+        assert engine.last_stats.truncated == 1
+        assert len(engine.tokenizer(texts[-1], truncation=True).input_ids) == 512
+        with pytest.raises(ValueError, match="between 3 and the model's limit of 512, got 513"):
+            engine.max_seq_length = 513
+        engine.max_seq_length = 256
+        assert np.array_equal(engine.encode(texts), before)

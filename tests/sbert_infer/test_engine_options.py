@@ -201,14 +201,14 @@ def test_batch_size_limits_the_texts_of_a_batch(small: Engine) -> None:
         ({"prompt_name": "nope"}, "prompt_name 'nope' is not among .*'document', 'other', 'query'"),
         ({"precision": "int4"}, "precision must be one of .* got 'int4'"),
         ({"output_value": "token_embeddings"}, "has no token_embeddings"),
-        ({"output_value": None}, "got None"),
+        ({"output_value": None}, "got None: ask for each"),
         ({"task": "search"}, "task must be 'query', 'document' or None, got 'search'"),
         ({"device": "cuda:1"}, "'cpu', got device='cuda:1'"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"batch_size": -3}, "got -3"),
         ({"truncate_dim": 0}, "truncate_dim must be at least 1, got 0"),
         ({"pool": {}}, "pool"),
-        ({"chunk_size": 10}, "chunk_size"),
+        ({"chunk_size": 0}, "chunk_size must be at least 1, got 0"),
     ],
 )
 def test_wrong_values_are_named(options: dict[str, Any], message: str, small: Engine) -> None:

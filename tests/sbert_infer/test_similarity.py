@@ -75,3 +75,23 @@ def test_double_precision_is_kept() -> None:
     x = torch.tensor([[1.0, 1e-9]], dtype=torch.float64)
     y = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
     assert similarity("dot", x + 1, y).item() == 1 + 1e-9
+
+
+@pytest.mark.parametrize("name", ["euclidean", "manhattan"])
+def test_a_vector_is_at_no_distance_from_itself(name: str) -> None:
+    rows = np.random.default_rng(3).normal(size=(40, 384)).astype(np.float32)
+    found = similarity(name, rows, rows)
+    assert np.array_equal(found.diagonal(), np.zeros(40))
+    close = rows + np.float32(1e-4)
+    exact = SimilarityFunction.to_similarity_pairwise_fn(name)(rows.astype(np.float64), close.astype(np.float64))
+    np.testing.assert_allclose(similarity(name, rows, close).diagonal(), exact, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_two_vectors_give_one_number(name: str) -> None:
+    found, expected = (
+        pairwise_similarity(name, A[0], B[0]),
+        SimilarityFunction.to_similarity_pairwise_fn(name)(A[0], B[0]),
+    )
+    assert found.shape == tuple(expected.shape) == ()
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)

@@ -100,7 +100,7 @@ class Model:
         """A copy of the tokenizer without truncation. Slow at first: not for the event loop."""
         engine, known = self.engine, self._tokenizer
         if known is None or known[0] is not engine:
-            tokenizer = tokenizers.Tokenizer.from_str(engine.engine.tokenizer.to_str())
+            tokenizer = tokenizers.Tokenizer.from_str(engine.engine.artifact.tokenizer_json)
             tokenizer.no_truncation()
             self._tokenizer = known = engine, tokenizer
         return known[1]

@@ -16,7 +16,7 @@ TEXTS = ["A cat sat.", "A feline was sitting.", "A cat sat."]
 def test_ids_give_the_vectors_of_their_texts(start_server: Callable[..., Running], served_onnx: Path) -> None:
     server = start_server(allow_token_ids=True)
     with Engine(served_onnx) as engine:
-        ids = [encoding.ids for encoding in engine.tokenizer.encode_batch(TEXTS)]
+        ids = engine.tokenizer(TEXTS)["input_ids"]
         expected = engine.encode(TEXTS, normalize_embeddings=True)
     answer = server.post("/v1/embeddings", {"input": ids}).json()
     np.testing.assert_allclose([item["embedding"] for item in answer["data"]], expected, atol=1e-6)

@@ -10,10 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import BaseEstimator, TransformerMixin, clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
 
 from sbert_infer import Engine, EngineError, Reranker
 from tests.models.checkpoints import TEXTS
@@ -66,6 +70,40 @@ def test_scikit_learn_clones(export_checkpoint: MakeArtifact) -> None:
 
     with Engine(export_checkpoint()) as engine, clone(Encoder(engine)).engine as other:
         assert np.array_equal(other.encode(TEXTS), engine.encode(TEXTS))
+
+
+class Features(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Vectors of texts, for a pipeline of scikit-learn."""
+
+    def __init__(self, engine: Engine | None = None, truncate_dim: int | None = None) -> None:
+        self.engine, self.truncate_dim = engine, truncate_dim
+
+    def fit(self, texts: Any, labels: Any = None) -> Features:
+        return self
+
+    def transform(self, texts: Any) -> Any:
+        assert self.engine is not None
+        return self.engine.encode(texts, truncate_dim=self.truncate_dim)
+
+
+def test_scikit_learn_in_processes(export_checkpoint: MakeArtifact) -> None:
+    texts, labels = [*TEXTS, *TEXTS], [0, 1] * len(TEXTS)
+    with Engine(export_checkpoint(), on_truncate="ignore", workers=1) as engine:
+        model = make_pipeline(Features(engine), LogisticRegression())
+        alone = cross_val_score(model, texts, labels, cv=2)
+        assert np.array_equal(cross_val_score(model, texts, labels, cv=2, n_jobs=2), alone)
+        search = GridSearchCV(model, {"features__truncate_dim": [2, None]}, cv=2, n_jobs=2).fit(texts, labels)
+        assert search.best_score_ >= alone.mean()
+        assert np.array_equal(search.predict(TEXTS), search.predict(TEXTS))
+
+
+def test_datasets_in_processes(export_checkpoint: MakeArtifact) -> None:
+    from datasets import Dataset
+
+    with Engine(export_checkpoint(), on_truncate="ignore", workers=1) as engine:
+        rows = Dataset.from_dict({"text": TEXTS})
+        found = rows.map(lambda batch: {"vector": engine.encode(batch["text"])}, batched=True, num_proc=2)
+        assert np.array_equal(np.float32(found["vector"][:]), engine.encode(TEXTS))
 
 
 def test_a_closed_engine(export_checkpoint: MakeArtifact) -> None:

@@ -42,6 +42,15 @@ EVALUATORS: dict[str, Any] = {
     ),
     "Translation": lambda: evaluation.TranslationEvaluator(LEFT, RIGHT),
     "ParaphraseMining": lambda: evaluation.ParaphraseMiningEvaluator(SENTENCES, [("l0", "r0"), ("l1", "r1")]),
+    "Sequential": lambda: evaluation.SequentialEvaluator(
+        [evaluation.TripletEvaluator(LEFT, RIGHT, RIGHT[::-1]), evaluation.TranslationEvaluator(LEFT, RIGHT)]
+    ),
+}
+TEACHERS: dict[str, Any] = {  # evaluators that also encode with a teacher
+    "MSE": lambda teacher: evaluation.MSEEvaluator(LEFT, RIGHT, teacher_model=teacher),
+    "MSEFromDataFrame": lambda teacher: evaluation.MSEEvaluatorFromDataFrame(
+        [{"en": left, "de": right} for left, right, _ in PAIRS], teacher, [("en", "de")]
+    ),
 }
 
 
@@ -53,7 +62,60 @@ def test_evaluators(name: str, engine: Engine, minilm: Any, tmp_path: Path) -> N
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         assert found[key] == pytest.approx(value, abs=1e-5), key
+    found.pop("sequential_score", None)  # which is no metric of its own
     assert engine.model_card_data.metrics.items() >= found.items()
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_evaluators_with_a_teacher(name: str, engine: Engine, minilm: Any, tmp_path: Path) -> None:
+    found = engine.evaluate(TEACHERS[name](engine), str(tmp_path / "new" / "folder"))
+    assert found == pytest.approx(minilm.evaluate(TEACHERS[name](minilm)), abs=1e-5)
+    assert list((tmp_path / "new" / "folder").iterdir())
+
+
+def test_nano_beir(engine: Engine, minilm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    subsets = {
+        "corpus": [{"_id": key, "text": text} for key, text in CORPUS.items()],
+        "queries": [{"_id": str(key), "text": text} for key, text in QUERIES.items()],
+        "qrels": [{"query-id": str(key), "corpus-id": f"d{key}"} for key in QUERIES],
+    }
+    kind = evaluation.NanoBEIREvaluator  # its datasets would come from the hub
+    monkeypatch.setattr(kind, "_load_dataset_subset_split", lambda self, subset, **_: subsets[subset])
+    found, expected = (kind(dataset_names=["msmarco"])(model) for model in (engine, minilm))
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+HARD: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "faiss": {"use_faiss": True},
+    "processes": {"use_multi_process": True},
+    "margins": {"absolute_margin": 0.05, "max_score": 0.9, "range_min": 1},
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_negatives(name: str, engine: Engine, minilm: Any, tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    dataset = Dataset.from_dict({"query": LEFT, "answer": RIGHT})
+    options = {"range_max": 3, "num_negatives": 1, "verbose": False, "corpus": [*RIGHT, *TEXTS], **HARD[name]}
+    # Upstream's own processes would take half a minute to start.
+    expected = util.mine_hard_negatives(dataset, minilm, **{**options, "use_multi_process": False})
+    for _ in range(2):  # the second time from the cache
+        found = util.mine_hard_negatives(dataset, engine, cache_folder=str(tmp_path), **options)
+        assert found.to_list() == expected.to_list()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_extractive_summary(engine: Engine, minilm: Any) -> None:
+    """The calls of sentence-transformers' example of LexRank."""
+
+    def central(model: Any) -> list[int]:
+        scores = model.similarity(*[model.encode(LEFT + RIGHT)] * 2).numpy()
+        transition = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+        return list(np.argsort(-np.linalg.matrix_power(transition, 64)[0]))
+
+    assert central(engine) == central(minilm)
 
 
 def test_paraphrase_mining(engine: Engine, minilm: Any) -> None:
