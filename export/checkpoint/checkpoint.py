@@ -16,6 +16,7 @@ from sbert_infer.export.checkpoint.modules import (
     output_dim,
 )
 from sbert_infer.export.checkpoint.sparse_modules import is_sparse
+from sbert_infer.export.options import source_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class Checkpoint:
     @property
     def name(self) -> str:
         """The folder's or the repository's name, for people."""
-        return self.path.resolve().name if Path(self.source).is_dir() else self.source.rpartition("/")[2]
+        return source_name(self.source)
 
     @property
     def is_sparse(self) -> bool:
