@@ -1,4 +1,4 @@
-"""A hook of MkDocs: pages from outside docs/, the API, and links that lead somewhere on the site."""
+"""A hook of MkDocs: pages from outside docs/, the API, and links between the pages."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import logging
 import os
+import re
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -31,7 +32,8 @@ MODEL_PRECISIONS = ("fp32", "int8", "bf16", "fp16")
 _ARTIFACTS = (".onnx", ".plan")
 # Files that an export may read: settings, tokenizers, weights, code.
 _READ = {".json", ".txt", ".model", ".safetensors", ".bin", ".pt", ".metadata", ".py"}
-_NOT_READ = ("onnx", "openvino")  # folders with other exports of the same model
+# Folders with other exports of the same model, and earlier states of its training.
+_NOT_READ = re.compile(r"onnx$|openvino$|checkpoint-|\.")
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +105,7 @@ def _content(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder)
-        if file.suffix in _READ and name.parts[0] not in _NOT_READ and not name.parts[0].startswith("."):
+        if file.suffix in _READ and file.is_file() and not _NOT_READ.match(name.parts[0]):
             with file.open("rb") as content:
                 digest.update(f"{name.as_posix()}\n{sha256(content)}\n".encode())
     return digest.hexdigest()
