@@ -40,6 +40,7 @@ def needed_files(files: Iterable[str], trust_remote_code: bool = False) -> list[
         "*.txt",
         "*.model",
         "model*.safetensors",
+        "adapter_model.safetensors",
         "*_linear.pt",
         "artifact.metadata",
         *(["*.py"] if trust_remote_code else []),
