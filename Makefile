@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 RIVALS := .venv-rivals
 GPU := .venv-gpu
 CLIENTS := .venv-clients
+DOCS := .venv-docs
 # litellm wants an older openai than the current one, which the other clients are tried with.
 OPENAI_CURRENT := 3.49.0
 # The kernels are checked with the Triton that torch pins, in constraints.txt, and with a current one beside it.
@@ -13,10 +14,10 @@ TRITON_CURRENT := 3.9.0
 OTHER_TRITON := $(VENV)/triton-$(TRITON_CURRENT)
 
 # mypy takes its folders from pyproject.toml: it sees the three mapped ones through the symlinks in sbert_infer/.
-SOURCES := sbert_infer export kernels bench deploy examples tests
+SOURCES := sbert_infer export kernels bench deploy docs_site examples tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-gpu test-upstream lint format demo paper bench bench-serve bench-gpu clean
+.PHONY: help setup test test-gpu test-upstream lint format docs demo paper bench bench-serve bench-gpu clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 11
@@ -82,6 +83,14 @@ format: setup ## fix what ruff can fix, and format
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
+$(DOCS)/.installed: docs_site/requirements.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install -r docs_site/requirements.txt
+	touch $@
+
+docs: $(DOCS)/.installed ## build the documents as a website, in .site, with the API from docstrings
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet -f docs_site/mkdocs.yml
+
 demo: setup ## export the real MiniLM, embed, and compare with the eager model
 	$(BIN)/python -m sbert_infer.bench.demo
 
@@ -139,5 +148,5 @@ bench-gpu: $(GPU)/.flash-attn ## the benchmark on an NVIDIA GPU: TensorRT, onnxr
 	$(BIN)/python -m sbert_infer.kernels.benchmark
 
 clean: ## remove .venv, caches and build leftovers
-	rm -rf $(VENV) $(RIVALS) $(GPU) $(CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(RIVALS) $(GPU) $(CLIENTS) $(DOCS) .site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import TypeVar
 
 import click
 
-from sbert_infer.bench.errors import BenchError, WorkloadError
+from sbert_infer.bench.errors import WorkloadError
 from sbert_infer.bench.workloads import WORKLOADS, make_workload, read_workload
 from sbert_infer.errors import SbertInferError
 
@@ -20,6 +22,8 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 DATASET = click.Path(exists=True, path_type=Path)  # a file, or a folder
 OUTPUT = click.Path(dir_okay=False, path_type=Path)
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}  # of every command
+
+_LINE_S = 30.0  # between two lines where there is no terminal
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -50,9 +54,16 @@ def make_workloads(names: tuple[str, ...], file: Path | None, num_texts: int, se
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Show errors of this package and of the system as one line, and exit with 1."""
+    """Show errors of this package and of the system as one line, and exit with 1; Ctrl-C is 130."""
     try:
         yield
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        raise SystemExit(128 + signal.SIGINT) from None
+    except ModuleNotFoundError as error:
+        missing = f"{error.name} is not installed, sbert-bench needs it"
+        click.echo(f"error: {missing}: pip install 'sbert-infer[bench]'", err=True)
+        raise SystemExit(1) from None
     except SbertInferError as error:
         click.echo(f"error: {error}", err=True)
         raise SystemExit(1) from None
@@ -63,9 +74,10 @@ def plain_errors() -> Iterator[None]:
 
 @contextmanager
 def long_run(*outputs: Path | None) -> Iterator[tuple[Path, Callable[[str], object]]]:
-    """Give a temporary folder, and a function that shows the current step on a terminal.
+    """Give a temporary folder, and a function that shows the current step.
 
-    That `outputs` can be written is checked before the long run rather than after it.
+    On a terminal it replaces the one before; elsewhere it is a line now and then. The folders of
+    `outputs` are made before the long run rather than after it.
     """
     from tqdm import tqdm
 
@@ -75,9 +87,21 @@ def long_run(*outputs: Path | None) -> Iterator[tuple[Path, Callable[[str], obje
         tqdm(bar_format="{desc}  [{elapsed}]", leave=False, disable=None) as bar,  # None: a terminal only
     ):
         for file in outputs:
-            if file is not None and not file.absolute().parent.is_dir():
-                raise BenchError(f"the folder {file.parent} does not exist")
-        yield Path(os.path.realpath(folder)), bar.set_description_str
+            if file is not None:
+                file.absolute().parent.mkdir(parents=True, exist_ok=True)
+        yield Path(os.path.realpath(folder)), _Lines() if bar.disable else bar.set_description_str
+
+
+class _Lines:
+    """Shows a step as a line on standard error, if the last line is some time ago."""
+
+    def __init__(self) -> None:
+        self._at = -math.inf
+
+    def __call__(self, step: str) -> None:
+        if time.monotonic() - self._at >= _LINE_S:
+            self._at = time.monotonic()
+            click.echo(step, err=True)
 
 
 def finish(table: str, stamp: Mapping[str, object], *, right: bool) -> None:

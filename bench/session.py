@@ -135,7 +135,9 @@ def _look_around(models: ModelsUnderTest, settings: Settings, *, speed: bool) ->
                 flops=worker.ask("fact", function="flops_polynomial", spec=spec)["value"] if speed else [],
             )
     except WorkerError as error:
-        raise BenchError(str(error)) from error
+        needs = ", sbert-bench needs it: pip install 'sbert-infer[bench]'"
+        missing = str(error).endswith("is not installed")
+        raise BenchError(f"{error}{needs if missing else ''}") from error
     except OSError as error:
         raise BenchError(f"{settings.rivals_python} can't be run: {error.strerror}") from error
 

@@ -31,6 +31,6 @@ def main(artifact: str, file: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    if not 2 <= len(sys.argv) <= 3:
+    if not 2 <= len(sys.argv) <= 3 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
     main(*sys.argv[1:])

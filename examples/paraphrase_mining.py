@@ -35,6 +35,6 @@ def common_words(one: str, other: str) -> float:
 
 
 if __name__ == "__main__":
-    if not 2 <= len(sys.argv) <= 3:
+    if not 2 <= len(sys.argv) <= 3 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from sbert_infer.artifact.hub import HubModel
 from sbert_infer.errors import ExportError
 
 MAX_BATCH_TOKENS = 16384  # of a plan's TensorRT engines: enough to fill a large GPU, not measured on one yet
@@ -86,10 +87,18 @@ class ExportOptions:
 
 def default_output(source: str, options: ExportOptions) -> Path:
     """`some/model/` -> `model.onnx`, `model.int8.onnx`, `model.bf16.onnx` or `model.plan`, here."""
-    name = Path(source).resolve().name if Path(source).is_dir() else source.rstrip("/").rpartition("/")[2]
+    name = source_name(source)
     if options.fp16:
         return Path(f"{name}.plan")
     return Path(f"{name}.onnx" if options.precision == "fp32" else f"{name}.{options.precision}.onnx")
+
+
+def source_name(source: str) -> str:
+    """The name of a folder, or of a model of the hub without owner and revision."""
+    model = HubModel.parse(source)
+    if model is None or Path(source).is_dir():
+        return Path(source).resolve().name
+    return model.name
 
 
 def no_progress(count: int) -> None:

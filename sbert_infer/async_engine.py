@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.artifact import open_artifact
-from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, check_kind, check_one_route
+from sbert_infer.artifact.exports import open_model
+from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, Artifact, check_kind, check_one_route
 from sbert_infer.base_engine import BaseEngine
 from sbert_infer.encode.dense import DenseOutput
 from sbert_infer.encode.output import Output
@@ -48,7 +48,7 @@ class AsyncEngine:
 
     def __init__(
         self,
-        model: str | os.PathLike[str] | BaseEngine,
+        model: str | os.PathLike[str] | Artifact | BaseEngine,
         *,
         workers: int | None = None,
         max_batch_tokens: int | None = None,
@@ -63,7 +63,7 @@ class AsyncEngine:
         """Open `model` and start the workers. Takes as long as opening an `Engine`.
 
         Args:
-            model: a file written by `sbert-export`, or an open engine, which the caller must close.
+            model: what `Engine` opens, or an open engine, which the caller must close.
             workers: batches that run at once on a CPU; by default, one for each usable core.
             max_batch_tokens: tokens that run together, padding included; by default, what is
                 fastest on the backend.
@@ -88,7 +88,7 @@ class AsyncEngine:
         if max_delay_ms < 0:
             raise ValueError(f"max_delay_ms must be at least 0, got {max_delay_ms}")
         self._owns = not isinstance(model, BaseEngine)
-        artifact = model.artifact if isinstance(model, BaseEngine) else open_artifact(model)
+        artifact = model.artifact if isinstance(model, BaseEngine) else open_model(model)
         check_kind(artifact, (ENCODER, RERANKER, SPARSE_ENCODER), "AsyncEngine")
         check_one_route(artifact, "AsyncEngine and sbert-serve")
         if not isinstance(model, BaseEngine):

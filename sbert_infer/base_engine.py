@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.exports import open_model
 from sbert_infer.artifact.fingerprint import Fingerprint, fingerprint
 from sbert_infer.artifact.manifest import RERANKER, Artifact, Manifest, check_kind
 from sbert_infer.backends.base import Backend
@@ -61,13 +62,17 @@ class BaseEngine(ModuleInterface):
         verify: Verify = "once",
         prompts: Mapping[str, str] | None = None,
         default_prompt_name: str | None = None,
+        revision: str | None = None,
+        model_precision: str | None = None,
         passed_over: PassedOver = lambda choice, why: None,
         **settings: Any,
     ) -> None:
-        """Open the artifact at `path`.
+        """Open the model at `path`.
 
         Args:
-            path: a file written by `sbert-export`, or an artifact that is already open.
+            path: a file written by `sbert-export`, or an artifact that is already open; or a
+                checkpoint, by its folder or its name on the Hugging Face hub, which is exported
+                into the user's cache folder when it is first opened.
             device: "cpu", "cuda", "cuda:1", or a list of GPUs. By default a plan runs on the first
                 GPU, or on the CPU with a warning if there is none; an ONNX model runs on the CPU.
             strict: raise, instead of warning, if a plan has no TensorRT engine for this GPU, or if
@@ -83,6 +88,9 @@ class BaseEngine(ModuleInterface):
                 "always", or "never". A backend that gives wrong vectors is not used.
             prompts: prompts by name, in addition to the model's own or in their place.
             default_prompt_name: the prompt that `encode` uses by default.
+            revision: branch, tag or commit of a model on the hub; "NAME@REVISION" means the same.
+            model_precision: to which precision to export a checkpoint: "fp32", the default, "int8",
+                "bf16" or "fp16".
             passed_over: called with the name of each better way to run a plan that is not taken,
                 and why.
             settings: values for the attributes in `settings`, such as `truncate_dim`; None leaves
@@ -96,7 +104,7 @@ class BaseEngine(ModuleInterface):
         for name, value in (("workers", workers), ("threads", threads), ("max_batch_tokens", max_batch_tokens)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        artifact = path if isinstance(path, Artifact) else open_artifact(path)
+        artifact = open_model(path, revision=revision, model_precision=model_precision)
         check_kind(artifact, self.kinds, type(self).__name__)
         manifest = artifact.manifest
         self.prompts = {**manifest.prompts, **(prompts or {})}

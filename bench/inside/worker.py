@@ -185,6 +185,9 @@ def handle(worker: Worker, line: str) -> Reply:
     command: Callable[..., Reply] = getattr(worker, request.pop("command"))
     try:
         return command(**request)
+    except ModuleNotFoundError as error:
+        traceback.print_exc()
+        return {"error": f"{error.name} is not installed"}
     except Exception as error:
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"}

@@ -16,7 +16,7 @@ _RIGHT = 150  # right of it, for values
 _ACROSS = (_LABELS, WIDTH - _RIGHT)
 _ROW = 30
 _TOP, _BOTTOM = 10, 44
-_QUALITY = Frame(height=420, right=40)
+_QUALITY = Frame(height=340, right=40)
 
 
 def throughput_chart(rows: Sequence[Row], noun: str = "texts") -> str:
@@ -82,7 +82,7 @@ def quality_chart(rows: Sequence[Row], noun: str = "texts") -> str:
         ys = nice_ticks(max(qualities) + 0.002, min(qualities) - 0.002)
         y, title, y_label = linear_scale(ys[0], ys[-1], _QUALITY.upwards), measure, "{:.3f}".format
     else:
-        low, high = min(0.0, math.floor(min(qualities))), max(qualities) + 0.6
+        low, high = math.floor(min(qualities)), max(qualities) + 0.6
         ys = list(range(math.ceil(low), math.floor(high) + 1))
         agreement = "cosine of the worst text" if kept[0][0].correlation is None else "correlation of the scores"
         y, title = linear_scale(low, high, _QUALITY.upwards), f"1 - {agreement}"

@@ -8,6 +8,8 @@ from dataclasses import asdict
 from html import escape
 from typing import Any
 
+from sbert_infer.bench.report.machine import busy_warning
+
 _STYLE = """
 :root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--ink:#1b2330;--dim:#667085;--line:#e3e7ee;
 --ours:#0b7a75;--rival:#9fb0c6;--eager:#d9a13b;--wrong:#c8443b;--shade:#eef6f5}
@@ -15,7 +17,7 @@ _STYLE = """
 --ours:#35c2ba;--rival:#5d6f89;--eager:#d9a13b;--wrong:#f0685e;--shade:#1b2d30}}
 *{box-sizing:border-box}body{margin:0;background:var(--page);color:var(--ink);
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
-main{max-width:1120px;margin:0 auto;padding:32px 20px 64px}
+main{max-width:1240px;margin:0 auto;padding:32px 20px 64px}
 h1{font-size:28px;margin:0 0 4px;letter-spacing:-.01em}h2{font-size:20px;margin:0 0 2px}
 h3{font-size:13px;font-weight:600;margin:26px 0 6px;color:var(--dim);text-transform:uppercase;letter-spacing:.06em}
 p{margin:4px 0}.dim{color:var(--dim)}section{background:var(--card);border:1px solid var(--line);border-radius:12px;
@@ -32,11 +34,14 @@ svg .value{font-variant-numeric:tabular-nums}.grid{stroke:var(--line);fill:none}
 .wrong{fill:url(#hatch);stroke:var(--wrong)}.line{fill:none;stroke-width:3;opacity:.55}
 .legend{display:flex;gap:18px;flex-wrap:wrap;color:var(--dim);font-size:13px;margin-top:14px}
 .legend i{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px;vertical-align:-1px}
-.scroll{overflow-x:auto}table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;width:100%}
-th,td{padding:6px 9px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}
-th{color:var(--dim);font-weight:600}th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
+.scroll{overflow-x:auto}table{border-collapse:collapse;font-size:12px;font-variant-numeric:tabular-nums;width:100%}
+th,td{padding:5px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}
+th{color:var(--dim);font-weight:600;white-space:normal;vertical-align:bottom}th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
+td:first-child{white-space:normal;min-width:11em}
 tr.mine td{background:var(--shade)}tr.mine td:first-child{font-weight:650}tr.wrong-row td{color:var(--dim)}
 td.verdict{color:var(--wrong);font-weight:650}td.ok{color:var(--ours);font-weight:650}
+.busy{border:2px solid var(--wrong);border-radius:12px;padding:12px 18px;margin-top:18px;font-weight:650}
+@media(max-width:900px){svg[role=img]{min-width:860px}section{padding:16px 14px}}
 ul{margin:12px 0 0;padding-left:20px;color:var(--dim);font-size:13px}
 """
 
@@ -60,6 +65,7 @@ def html_page(title: str, heading: str, parts: Iterable[str], results: Any, styl
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escape(title)}</title>\n<style>{_STYLE}{style}</style>\n</head>\n<body>\n{_HATCH}\n<main>",
             f'<h1>{escape(heading)}</h1>\n<p class="dim">{escape(subtitle)}</p>',
+            *([f'<p class="busy" role="alert">{escape(busy)}</p>'] if (busy := busy_warning(stamp)) else []),
             *parts,
             f'</main>\n<script type="application/json" id="results">{content}</script>\n</body>\n</html>\n',
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -25,6 +26,17 @@ def machine_stamp() -> dict[str, Any]:
         # If it is well above 0 when the run begins, do not trust the figures.
         "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
+
+
+def busy_warning(stamp: Mapping[str, Any]) -> str | None:
+    """Say that the machine was busy when the run began; None if it was not, or that is unknown."""
+    load, cores = stamp.get("load_average"), stamp.get("cores")
+    if not load or not cores or load <= max(1, cores / 2):
+        return None
+    return (
+        f"The machine was busy when this run began (load {load:g} on {cores} cores): don't trust these figures, "
+        "and least of all those of libraries with many threads. Measure again on a quiet machine."
+    )
 
 
 def cpu_model() -> str:

@@ -30,7 +30,7 @@ def render_page(results: Results) -> str:
         measured_on(lines),
     ]
     model = str(results.stamp["model"])
-    return html_page(f"{model}: sbert-bench", model, parts, results)
+    return html_page(f"{model}: sbert-bench", f"{model}: speed and exactness, measured by sbert-bench", parts, results)
 
 
 def _figures(results: Results) -> list[tuple[str, str, str]]:

@@ -88,6 +88,7 @@ def axis_text(x: float, y: float, text: str, anchor: str) -> str:
 
 
 def svg(height: float, title: str, parts: Iterable[str]) -> str:
-    """Assemble a plot, `WIDTH` wide."""
+    """Assemble a plot, `WIDTH` wide, which scrolls where it would be too small to read."""
     body = "".join(parts)
-    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">{body}</svg>'
+    plot = f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">{body}</svg>'
+    return f'<div class="scroll">{plot}</div>'

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from sbert_infer.export.checkpoint.adapter import Adapter
 from sbert_infer.export.checkpoint.hub import weight_files
 from sbert_infer.export.checkpoint.modules import (
     DenseSpec,
@@ -16,6 +17,7 @@ from sbert_infer.export.checkpoint.modules import (
     output_dim,
 )
 from sbert_infer.export.checkpoint.sparse_modules import is_sparse
+from sbert_infer.export.options import source_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +37,18 @@ class Checkpoint:
     truncate_dim: int | None = None
     do_lower_case: bool
     trust_remote_code: bool
+    adapter: Adapter | None = None  # to be merged into the weights of its base model
     max_active_dims: int | None = None  # of a sparse vector; None means any number
 
     @property
     def name(self) -> str:
         """The folder's or the repository's name, for people."""
-        return self.path.resolve().name if Path(self.source).is_dir() else self.source.rpartition("/")[2]
+        return source_name(self.source)
+
+    @property
+    def base_path(self) -> Path:
+        """The folder of the transformer's config and weights: with an adapter, the base model's."""
+        return self.adapter.base if self.adapter else self.transformer_path
 
     @property
     def is_sparse(self) -> bool:
@@ -60,7 +68,8 @@ class Checkpoint:
 
 def weights_sha256(checkpoint: Checkpoint) -> str:
     """Hash of all weight files in use: the transformer's, then the modules' in order."""
-    files = weight_files(checkpoint.transformer_path, "", [])
+    files = weight_files(checkpoint.base_path, "", [])
+    files += [checkpoint.adapter.file] if checkpoint.adapter else []
     for spec in checkpoint.modules:
         if isinstance(spec, DenseSpec | LayerNormSpec | WeightedLayerPoolingSpec):
             files += weight_files(spec.path, "", [])

@@ -5,29 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
+from sbert_infer.artifact.hub import HubModel
 from sbert_infer.errors import CheckpointError
 from sbert_infer.export.checkpoint.modules import Problems, read_json
 
 
 def locate(source: str, trust_remote_code: bool = False) -> Path:
-    """The local folder of `source`, downloaded if it is a hub id."""
+    """The local folder of `source`, downloaded if it is a model of the hub."""
     if Path(source).is_dir():
         return Path(source)
     if Path(source).is_file():
         what = "a file: name the folder of a checkpoint, or a hub id; --inspect and --triton-repository take artifacts"
         raise CheckpointError(source, [what])
-    import huggingface_hub
-
+    missing = "neither a folder here nor a model that could be fetched from the hub"
+    if (model := HubModel.parse(source)) is None:
+        raise CheckpointError(source, [f"{missing} (it can't be the name of one)"])
     try:
-        listed = huggingface_hub.HfApi().model_info(source, timeout=10).siblings or []
-        files = needed_files((file.rfilename for file in listed), trust_remote_code)
-        return Path(huggingface_hub.snapshot_download(source, allow_patterns=files))
-    except Exception as error:  # the errors of the hub and of its HTTP library share no base class
+        info = model.info()
+        files = needed_files((file.rfilename for file in info.siblings or []), trust_remote_code)
+        return HubModel(model.repository, info.sha).download(files)
+    except Exception as error:  # see HubModel
         try:  # without a network, the files of an earlier download are as good
-            return Path(huggingface_hub.snapshot_download(source, local_files_only=True))
+            return model.downloaded()
         except Exception:
-            problem = f"neither a folder here nor a model that could be fetched from the hub ({first_line(error)})"
-            raise CheckpointError(source, [problem]) from error
+            raise CheckpointError(source, [f"{missing} ({first_line(error)})"]) from error
 
 
 def needed_files(files: Iterable[str], trust_remote_code: bool = False) -> list[str]:
@@ -39,6 +40,7 @@ def needed_files(files: Iterable[str], trust_remote_code: bool = False) -> list[
         "*.txt",
         "*.model",
         "model*.safetensors",
+        "adapter_model.safetensors",
         "*_linear.pt",
         "artifact.metadata",
         *(["*.py"] if trust_remote_code else []),

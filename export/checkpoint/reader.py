@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sbert_infer.errors import CheckpointError
+from sbert_infer.export.checkpoint.adapter import Adapter, read_adapter
 from sbert_infer.export.checkpoint.checkpoint import Checkpoint
 from sbert_infer.export.checkpoint.hub import locate, shown, weight_files
 from sbert_infer.export.checkpoint.modules import (
@@ -49,6 +50,7 @@ class _Body:
     max_length: int = 0
     do_lower_case: bool = False
     max_positions: int | None = None
+    adapter: Adapter | None = None
 
 
 def read_checkpoint(
@@ -90,6 +92,7 @@ def read_checkpoint(
         truncate_dim=model.truncate_dim,
         do_lower_case=body.do_lower_case,
         trust_remote_code=trust_remote_code,
+        adapter=body.adapter,
         max_active_dims=active_dims(body.modules, model.max_active_dims),
     )
 
@@ -99,7 +102,10 @@ def _read_transformer(
 ) -> _Body:
     folder = path / first.path
     own = (path / "modules.json").is_file()
-    config = read_config(folder, path, trust_remote_code, problems)
+    before = len(problems)
+    adapter = read_adapter(folder, path, problems)
+    base, root = (adapter.base, adapter.base) if adapter else (folder, path)
+    config = read_config(base, root, trust_remote_code, problems) if len(problems) == before else None
     task = _task(entries)
     settings = read_transformer_settings(folder, path, problems, task=task) if own else TransformerSettings()
     if task == "fill-mask" and first.kind == "Transformer" and settings.task is None:
@@ -108,11 +114,12 @@ def _read_transformer(
             f"{first.name}: SpladePooling needs 'transformer_task': 'fill-mask' in sentence_bert_config.json"
         )
     modules = _read_heads(path, entries, config, settings, problems) if own else _default_modules(config)
-    weight_files(folder, shown(folder, path), problems)
+    if len(problems) == before or adapter:
+        weight_files(base, shown(base, root), problems)
     tokenizer = read_tokenizer(folder, path, own, trust_remote_code, problems)
     limit = length_limit(settings.max_length, tokenizer, config, wanted, problems)
     table = None if config is None else positions(config)
-    return _Body(getattr(config, "model_type", ""), modules, limit, settings.do_lower_case, table)
+    return _Body(getattr(config, "model_type", ""), modules, limit, settings.do_lower_case, table, adapter)
 
 
 def _task(entries: list[Entry]) -> str:

@@ -53,7 +53,7 @@ def read_config(folder: Path, root: Path, trust_remote_code: bool, problems: Pro
     name = f"{shown(folder, root)}config.json"
     if (folder / "adapter_config.json").is_file():
         problems.append(
-            f"{shown(folder, root)}adapter_config.json: adapters (PEFT) are not supported; "
+            f"{shown(folder, root)}adapter_config.json: for this kind of model, adapters (PEFT) are not supported; "
             "merge it into its base model (merge_and_unload), save that and convert the result"
         )
         return None

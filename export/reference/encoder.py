@@ -247,7 +247,7 @@ def load_encoder(
     try:
         with quiet_transformers():
             encoder, info = loader.from_pretrained(
-                checkpoint.transformer_path,
+                checkpoint.base_path,
                 dtype=torch.float32,
                 attn_implementation=None if attention == "sdpa" else attention,  # None: sdpa where the model has it
                 trust_remote_code=checkpoint.trust_remote_code,
@@ -260,7 +260,13 @@ def load_encoder(
         problem = f"the transformer's weights can't be loaded: {first_line(error)}"
         raise CheckpointError(checkpoint.source, [problem]) from error
     info["unexpected_keys"] = set(info["unexpected_keys"]) - set(besides)
-    if problems := list(_weight_problems(info, may_lack_pooler=not model_class)):
+    problems = list(_weight_problems(info, may_lack_pooler=not model_class))
+    if checkpoint.adapter and not problems:
+        try:
+            problems = list(checkpoint.adapter.merge_into(encoder))
+        except ValueError as error:
+            problems = [str(error)]
+    if problems:
         raise CheckpointError(checkpoint.source, problems)
     encoder.config.use_cache = False  # a decoder would fill its cache of keys and values for nothing
     return encoder

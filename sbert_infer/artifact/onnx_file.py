@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,18 @@ from sbert_infer.errors import ArtifactError, CorruptError
 
 # The model's producer_name, near the start of the file: tells a damaged artifact from another file.
 PRODUCER = "sbert-infer"
+# How other files begin that may be mistaken for an artifact.
+_OTHERS = (
+    (rb"version https://git-lfs", "a pointer of Git LFS whose content was not fetched"),
+    (rb'.{8}\{\s*"', "weights in the format safetensors"),
+    (rb"\x80[\x02-\x05]", "a Python pickle"),
+    (rb"PAR1", "a Parquet file"),
+    (rb"\x93NUMPY", "a NumPy array"),
+    (rb"\s*<(!doctype|html|\?xml)", "a web page"),
+    (rb"\s*[\[{]", "JSON"),
+    (rb"[\t\n\r\x20-\x7e]{40}", "a text"),
+    (rb"\x08[\x03-\x20][\x12:]", "an ONNX model of another program"),
+)
 _METADATA_PROPS = 14  # ModelProto's field number
 _ROUTE = 9001  # a field number that ModelProto does not have
 _TOKENIZER, _MANIFEST, _SEAL = "sbert_infer.tokenizer", "sbert_infer.manifest", "sbert_infer.seal"
@@ -135,7 +148,14 @@ def _unseal(data: memoryview) -> tuple[memoryview, int, str]:
         return body, int(offset), digest
     if PRODUCER.encode() in bytes(data[:64]):
         raise CorruptError("its end is missing or damaged; export or copy it again")
-    raise ArtifactError("not an artifact of sbert-infer; make one with `sbert-export CHECKPOINT`")
+    what = f"{_describe(bytes(data[:64]))}not an artifact of sbert-infer"
+    raise ArtifactError(f"{what}; make one with `sbert-export CHECKPOINT`")
+
+
+def _describe(head: bytes) -> str:
+    """Say what another file is by its first bytes, with a comma; "" if that is unknown."""
+    found = (what for beginning, what in _OTHERS if re.match(beginning, head, re.DOTALL | re.IGNORECASE))
+    return next((f"{what}, " for what in found), "")
 
 
 def _check_data_files(path: Path, manifest: Manifest, locations: set[str]) -> None:

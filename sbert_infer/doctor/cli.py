@@ -48,8 +48,11 @@ def main(artifact: Path | None, run: bool, device: str | None, as_json: bool, re
         return _print_requirements()
     if artifact is None and (run or device):
         raise click.UsageError("--run and --device need an ARTIFACT")
-    machine, packages = look_at_machine(), look_at_packages()
-    report = make_report(machine, packages, None if artifact is None else try_in_process(artifact, device, run))
+    try:
+        machine, packages = look_at_machine(), look_at_packages()
+        report = make_report(machine, packages, None if artifact is None else try_in_process(artifact, device, run))
+    except KeyboardInterrupt:
+        sys.exit(130)
     click.echo(json.dumps(report, indent=2) if as_json else render(report))
     sys.exit(1 if report["problems"] else 0)
 

@@ -10,6 +10,8 @@ from typing import Any, get_args
 import click
 
 from sbert_infer import __version__
+from sbert_infer.artifact.exports import MODEL_PRECISIONS
+from sbert_infer.encode.pipeline import WINDOW_TEXTS
 from sbert_infer.encode.precision import PRECISIONS
 from sbert_infer.encode.self_check import Verify
 from sbert_infer.errors import EmbedError, SbertInferError
@@ -19,6 +21,7 @@ Examples:
   sbert-embed corpus.txt model.onnx -o vectors.parquet      a text on each line
   sbert-embed corpus.parquet model.onnx -o vectors.parquet --text-column body --id-column doc_id
   sbert-embed 'shards/*.jsonl.gz' model.int8.onnx -o vectors.npy --columns ''
+  sbert-embed corpus.txt sentence-transformers/all-MiniLM-L6-v2 -o vectors.npy
   zcat dump.gz | sbert-embed - model.onnx -o vectors.jsonl --input-format jsonl
   sbert-embed corpus.tsv model.onnx -o bits.parquet --no-header --text-column 2 --precision ubinary
 
@@ -28,12 +31,21 @@ exit code is still 0; see --on-error. It is 1 after an error, 2 for a wrong opti
 """
 
 _COUNT = click.IntRange(min=1)
+
+
+def _whole_windows(context: click.Context, option: click.Parameter, rows: int) -> int:
+    """Refuse parts that end within a window of texts that are sorted by length together."""
+    if rows % WINDOW_TEXTS:
+        raise click.BadParameter(f"must be a multiple of {WINDOW_TEXTS}, got {rows}")
+    return rows
+
+
 _NAMES = click.Choice(["text", "jsonl", "csv", "tsv", "parquet"])
 
 
 @click.command(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@click.argument("artifact", type=click.Path(exists=True, path_type=Path))
+@click.argument("model")
 @click.option("-o", "--output", required=True, help="File to write; with --ray, a folder.")
 @click.option("--format", type=click.Choice(["parquet", "npy", "jsonl"]), help="Of the output. [by its name]")
 @click.option("--input-format", type=_NAMES, help="Of the input. [by its name; text for standard input]")
@@ -50,6 +62,9 @@ _NAMES = click.Choice(["text", "jsonl", "csv", "tsv", "parquet"])
 @click.option("--normalize", is_flag=True, help="Scale vectors to length 1.")
 @click.option("--prompt-name", metavar="NAME", help="Which of the model's prompts to put before each text.")
 @click.option("--prompt", metavar="TEXT", help="A prompt to put before each text.")
+@click.option(
+    "--model-precision", type=click.Choice(MODEL_PRECISIONS), help="To which precision to export a checkpoint. [fp32]"
+)
 @click.option("--device", metavar="NAME", help="cpu, cuda or cuda:1. [the best there is]")
 @click.option("--workers", type=_COUNT, metavar="N", help="Batches at once on a CPU. [usable cores]")
 @click.option(
@@ -62,7 +77,15 @@ _NAMES = click.Choice(["text", "jsonl", "csv", "tsv", "parquet"])
 @click.option(
     "--on-error", type=click.Choice(["skip", "fail"]), default="skip", show_default=True, help="For bad rows."
 )
-@click.option("--part-rows", type=_COUNT, metavar="N", help="Texts in a part, a multiple of 4096. [16384]")
+@click.option(
+    "--part-rows",
+    type=_COUNT,
+    callback=_whole_windows,
+    default=4 * WINDOW_TEXTS,
+    show_default=True,
+    metavar="N",
+    help="Most texts in a part, and texts in a row group; a multiple of 4096.",
+)
 @click.option(
     "--compression",
     type=click.Choice(["zstd", "snappy", "none"]),
@@ -82,13 +105,14 @@ _NAMES = click.Choice(["text", "jsonl", "csv", "tsv", "parquet"])
 @click.option("--force", is_flag=True, help="Replace an existing OUTPUT.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors and warnings only.")
 @click.version_option(__version__)
-def main(inputs: tuple[str, ...], artifact: Path, output: str, **options: Any) -> None:
-    """Embed every text of INPUT... with ARTIFACT.
+def main(inputs: tuple[str, ...], model: str, output: str, **options: Any) -> None:
+    """Embed every text of INPUT... with MODEL.
 
-    INPUT is a file, a glob, a folder, or - for standard input.
+    INPUT is a file, a glob, a folder, or - for standard input. MODEL is a file that sbert-export
+    wrote, or a checkpoint: a folder, or a name on the Hugging Face hub, with @REVISION if need be.
     """
     try:
-        summary = _embed(inputs, artifact, output, options)
+        summary = _embed(inputs, model, output, options)
     except SbertInferError as error:
         raise SystemExit(_error(str(error))) from None
     except OSError as error:
@@ -100,10 +124,10 @@ def main(inputs: tuple[str, ...], artifact: Path, output: str, **options: Any) -
         click.echo(summary)
 
 
-def _embed(inputs: tuple[str, ...], artifact: Path, output: str, options: dict[str, Any]) -> str:
+def _embed(inputs: tuple[str, ...], model: str, output: str, options: dict[str, Any]) -> str:
     ray = options["ray"]
     _check_together(inputs, options)
-    job = _import("job").make_job(inputs, artifact, options)
+    job = _import("job").make_job(inputs, model, options)
     flags = {name: options[name] for name in ("restart", "force", "quiet")}
     if ray is not None:
         on_ray = _import("ray.job")
@@ -125,9 +149,11 @@ def _check_together(inputs: tuple[str, ...], options: dict[str, Any]) -> None:
     if ray is not None and "-" in inputs:
         wrong.append("standard input")
     if wrong:
-        raise EmbedError(f"{', '.join(wrong)} can't be used {'with' if ray else 'without'} --ray")
+        raise click.UsageError(f"{', '.join(wrong)} can't be used {'with' if ray else 'without'} --ray")
     if ray not in (None, "auto", "local") and ":" not in ray:
-        raise EmbedError(f"{ray!r} is no address of a Ray cluster: give HOST:PORT, or --ray=auto before other words")
+        raise click.UsageError(
+            f"{ray!r} is no address of a Ray cluster: give HOST:PORT, or --ray=auto before other words"
+        )
 
 
 def _import(module: str) -> Any:

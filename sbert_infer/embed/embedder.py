@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.exports import open_model
 from sbert_infer.artifact.manifest import ENCODER, check_kind, check_one_route
 from sbert_infer.backends.devices import Device
 from sbert_infer.encode.output import Window
@@ -24,8 +24,8 @@ Array = npt.NDArray[Any]
 def open_engine(
     path: str | os.PathLike[str], *, device: Device = None, workers: int | None = None, verify: Verify = "once"
 ) -> Engine:
-    """Open an artifact whose vectors are dense, since a column can hold no others."""
-    artifact = open_artifact(path)
+    """Open a model whose vectors are dense, since a column can hold no others."""
+    artifact = open_model(path)
     check_kind(artifact, (ENCODER,), "sbert-embed")
     check_one_route(artifact, "sbert-embed")
     return Engine(artifact, device=device, workers=workers, on_truncate="ignore", verify=verify)

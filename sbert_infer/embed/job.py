@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.exports import open_model
 from sbert_infer.artifact.manifest import ENCODER, check_kind, check_one_route
 from sbert_infer.artifact.onnx_file import sha256
 from sbert_infer.embed.embedder import Vectors
@@ -19,7 +20,7 @@ from sbert_infer.encode.self_check import Verify
 from sbert_infer.errors import EmbedError
 
 # A row group of 25 MB for MiniLM's 384 dimensions; half a minute of work on two cores.
-_PART_TEXTS = 4 * WINDOW_TEXTS
+PART_TEXTS = 4 * WINDOW_TEXTS
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Job:
     columns: Columns
     vectors: Vectors
     device: str | None = None
-    part_texts: int = _PART_TEXTS
+    part_texts: int = PART_TEXTS
     limit: int | None = None
     verify: Verify = "once"
 
@@ -59,27 +60,19 @@ class Job:
         }
 
 
-def make_job(inputs: Sequence[str], artifact: Path, options: Mapping[str, Any]) -> Job:
+def make_job(inputs: Sequence[str], model: str, options: Mapping[str, Any]) -> Job:
     """Make the job that the options of `sbert-embed` describe."""
     names = options["columns"]
     carried = None if names is None else tuple(name.strip() for name in names.split(",") if name.strip())
     return Job(
         sources=tuple(find_sources(inputs, options["input_format"])),
-        artifact=artifact,
+        artifact=open_model(model, model_precision=options["model_precision"]).path,
         columns=Columns(
             options["text_column"], options["id_column"], carried, options["embedding_column"], options["header"]
         ),
         vectors=Vectors(**{field.name: options[field.name] for field in fields(Vectors)}),
         device=options["device"],
-        part_texts=_part_texts(options["part_rows"]),
+        part_texts=options["part_rows"],
         limit=options["limit"],
         verify=options["verify"],
     )
-
-
-def _part_texts(part_rows: int | None) -> int:
-    if part_rows is not None and part_rows % WINDOW_TEXTS:
-        # Texts are sorted by length in windows: a part that ended within one would change which
-        # texts run together.
-        raise EmbedError(f"--part-rows must be a multiple of {WINDOW_TEXTS}, got {part_rows}")
-    return part_rows or _PART_TEXTS

@@ -5,6 +5,7 @@ One thread reads ahead, the engine's workers run the model, another thread write
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -24,6 +25,7 @@ from sbert_infer.embed.read.parts import Part, cut_parts
 from sbert_infer.embed.write.journal import Journal, PartStats, open_journal
 from sbert_infer.embed.write.output import OutputFile, at_once, write_bad_rows, write_output
 from sbert_infer.encode.output import Window
+from sbert_infer.encode.pipeline import WINDOW_TEXTS
 from sbert_infer.encode.precision import reduce_precision
 from sbert_infer.engine import Engine
 from sbert_infer.errors import EmbedError
@@ -31,6 +33,8 @@ from sbert_infer.errors import EmbedError
 Item = TypeVar("Item")
 
 _THREAD = "sbert-embed"  # name of the threads that read and write
+# A part is written after this long even if it is not full, so that a slow machine loses little.
+_SAVE_S = 15.0
 
 
 def embed(
@@ -44,6 +48,7 @@ def embed(
     quiet: bool = False,
 ) -> str:
     """Do the job, or what is left of it, and return a summary."""
+    target.path.parent.mkdir(parents=True, exist_ok=True)
     with open_journal(target.parts_folder, job.fingerprint(), restart=restart) as journal:
         _check_output(target, job, force=force or journal.is_finishing)
         before = journal.stats.texts
@@ -53,7 +58,7 @@ def embed(
                     _embed_parts(job, journal, engine, progress, stop_at_bad_row=stop_at_bad_row)
         journal.mark_finishing()
         write_bad_rows(target, journal.parts)
-        write_output(target, journal.parts, job.columns.embedding, job.vectors.precision)
+        write_output(target, journal.parts, job.columns.embedding, job.vectors.precision, job.part_texts)
         summary = _summary(target, journal, progress, before)
         journal.remove()
     return summary
@@ -71,9 +76,10 @@ def _check_output(target: OutputFile, job: Job, *, force: bool) -> None:
 def _embed_parts(job: Job, journal: Journal, engine: Engine, progress: Progress, *, stop_at_bad_row: bool) -> None:
     """Embed what the journal lacks.
 
-    At most five parts are in memory: one being read, one waiting, two running, one being written.
+    Texts are read window by window. At most two parts are in memory: one growing, one being
+    written.
     """
-    parts = cut_parts(job.sources, job.columns, job.part_texts, journal.position, job.limit)
+    parts = cut_parts(job.sources, job.columns, WINDOW_TEXTS, journal.position, job.limit)
     writer = _PartWriter(job, journal, job.vectors.dim(engine))
     failures: list[Exception] = []
 
@@ -93,9 +99,8 @@ def _embed_parts(job: Job, journal: Journal, engine: Engine, progress: Progress,
         for window in job.vectors.windows(engine, texts(), progress.add):
             progress.tokens += window.stats.tokens
             writer.add(window)
-        writer.finish()
     finally:
-        writer.wait()
+        writer.finish()
     if failures:
         raise failures[0]
 
@@ -116,43 +121,67 @@ class _Growing:
     vectors: list[npt.NDArray[np.float32]] = field(default_factory=list)
     stats: PartStats = field(default_factory=PartStats)
 
+    def extend(self, following: _Growing) -> None:
+        self.part.extend(following.part)
+        self.vectors += following.vectors
+        self.stats += following.stats
+
 
 class _PartWriter:
-    """Adds vectors to the parts that wait for them, and has complete parts written."""
+    """Adds vectors to the windows that wait for them, and has parts of several windows written."""
 
     def __init__(self, job: Job, journal: Journal, dim: int) -> None:
         self._job, self._journal, self._dim = job, journal, dim
         self._waiting: deque[_Growing] = deque()
+        self._unsaved: _Growing | None = None
+        self._saved_at = time.monotonic()
         self._writing: Future[None] | None = None
 
     def expect(self, part: Part) -> None:
+        """Take a part of one window, or one that only has bad rows."""
         self._waiting.append(_Growing(part, stats=PartStats(bad=sum(bad.problem.rows for bad in part.bad))))
 
     def add(self, window: Window) -> None:
-        """Add to the first part that waits. No window crosses its end: parts hold whole windows."""
+        """Add the vectors of the first window that waits."""
         while not self._waiting[0].part.texts:
-            self._write(self._waiting.popleft())
+            self._complete(self._waiting.popleft())
         growing = self._waiting[0]
         growing.vectors.append(window.vectors)
         growing.stats += PartStats(window.stats.texts, window.stats.tokens, window.stats.truncated)
         if growing.stats.texts == len(growing.part.texts):
-            self._write(self._waiting.popleft())
+            self._complete(self._waiting.popleft())
 
     def finish(self) -> None:
-        """Write what is left: parts without texts at the end."""
-        while self._waiting:
-            self._write(self._waiting.popleft())
-        self.wait()
+        """Write all that is complete, and wait until it is on disk."""
+        while self._waiting and not self._waiting[0].part.texts:  # at the end, or before a failure
+            self._complete(self._waiting.popleft())
+        if self._unsaved is not None:
+            self._save(self._unsaved)
+        self._wait()
 
-    def wait(self) -> None:
-        """Wait until everything handed over is on disk."""
+    def _complete(self, growing: _Growing) -> None:
+        if self._unsaved is None:
+            self._unsaved = growing
+        else:
+            self._unsaved.extend(growing)
+        is_late = time.monotonic() - self._saved_at >= _SAVE_S
+        if is_late or self._unsaved.part.is_full(self._job.part_texts):
+            self._save(self._unsaved)
+
+    def _save(self, growing: _Growing) -> None:
+        self._wait()
+        self._unsaved, self._saved_at = None, time.monotonic()
+        self._writing = in_daemon_thread(_THREAD, lambda: self._store(growing))
+
+    def _wait(self) -> None:
         writing, self._writing = self._writing, None
         if writing is not None:
-            writing.result()
-
-    def _write(self, growing: _Growing) -> None:
-        self.wait()
-        self._writing = in_daemon_thread(_THREAD, lambda: self._store(growing))
+            try:
+                writing.result()
+            except BaseException:  # parts have no gaps: after one that failed, none may follow
+                self._unsaved = None
+                self._waiting.clear()
+                raise
 
     def _store(self, growing: _Growing) -> None:
         vectors = np.concatenate([np.empty((0, self._dim), np.float32), *growing.vectors])

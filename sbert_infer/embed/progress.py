@@ -1,16 +1,18 @@
-"""A job's progress bar: share of the input, texts and tokens per second, time left.
+"""A job's progress: share of the input, texts and tokens per second, time left.
 
-It is silent where there is no terminal.
+A bar on a terminal; elsewhere, in a log say, a line now and then.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import time
 
 from tqdm import tqdm
 
 _STEPS = 10_000  # steps of the bar
+_LINE_S = 30.0  # between two lines where there is no terminal
 _WITH_TOTAL = "{percentage:5.1f}% |{bar}| {desc} [{elapsed}<{remaining}]"
 _WITHOUT = "{desc} [{elapsed}]"
 
@@ -29,6 +31,7 @@ class Progress:
         style = _WITH_TOTAL if known else _WITHOUT
         # disable=None shows it on a terminal only
         self._bar = tqdm(total=_STEPS, initial=initial, bar_format=style, disable=True if quiet else None, leave=False)
+        self._lines, self._line_at = self._bar.disable and not quiet, self._started
 
     def part(self, texts: int, fraction: float) -> None:
         """Announce the next part, which ends at `fraction` of the input, NaN if unknown."""
@@ -56,6 +59,10 @@ class Progress:
             size, end = self._parts[0]
             here += (end - here) * self._done_in_part / max(1, size)
         self._bar.update(0 if math.isnan(here) else max(0, round(here * _STEPS) - self._bar.n))
+        if self._lines and time.monotonic() - self._line_at >= _LINE_S:
+            self._line_at = time.monotonic()
+            share = "" if math.isnan(here) else f"{here:6.1%}, "
+            print(f"{share}{self.texts:,} texts, {speed}, {self.seconds:,.0f} s", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Remove the bar."""

@@ -46,7 +46,7 @@ _OF_ONE_REPLICA = frozenset({("GET", "/"), ("GET", "/metrics"), ("GET", "/metric
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The arguments of `app`. The files must be readable on every node."""
 
-    model: str  # path of an artifact, or name=path
+    model: str  # what sbert-serve takes: a file or a checkpoint, or NAME=one
     min_replicas: int = 1
     max_replicas: int = 8
     gateways: int = 2
@@ -89,7 +89,7 @@ def app(args: Mapping[str, Any]) -> Any:
 
 def _settings(options: Options) -> Settings:
     model = ModelFile.parse(options.model)
-    path = model.path.absolute()  # a replica has another working folder
+    path = model.path.absolute() if model.path.exists() else model.path  # a replica has another working folder
     workers = None if options.num_gpus else max(1, math.ceil(options.num_cpus))
     return Settings(models=(replace(model, path=path),), workers=workers, **options.settings)
 

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import click
 
 from sbert_infer import __version__
+from sbert_infer.artifact.exports import MODEL_PRECISIONS
 from sbert_infer.encode.self_check import Verify
 from sbert_infer.errors import EngineError, SbertInferError
 from sbert_infer.serve.settings import ModelFile, Settings
@@ -21,6 +22,7 @@ Examples:
   sbert-serve model.onnx                                   http://127.0.0.1:8080, for this machine only
   sbert-serve model.onnx --host 0.0.0.0 --api-key-file keys.txt
   sbert-serve fast=model.int8.onnx exact=model.onnx        several models, chosen by the field `model`
+  sbert-serve sentence-transformers/all-MiniLM-L6-v2       exported when it is first used, then kept
   sbert-serve model.onnx --any-model-name                  for clients whose model name can't be changed
   sbert-serve model.plan --port 0 --log-json               a free port, JSON logs
   kill -HUP PID                                            reads models, keys and certificate again
@@ -99,6 +101,11 @@ _SECONDS = _Finite(min=0, min_open=True)
     envvar=["SBERT_SERVE_CORS_ORIGIN", "SBERT_SERVE_CORS_ORIGINS"],
     help="Websites whose pages may send requests.",
 )
+@click.option(
+    "--model-precision",
+    type=click.Choice(MODEL_PRECISIONS),
+    help="To which precision to export a checkpoint. [fp32]",
+)
 @click.option("--max-batch-tokens", type=_COUNT, metavar="N", help="Tokens that run together. [the backend's best]")
 @click.option(
     "--verify",
@@ -145,7 +152,11 @@ _SECONDS = _Finite(min=0, min_open=True)
 @click.option("--log-json", is_flag=True, help="Log lines as JSON.")
 @click.version_option(__version__)
 def main(models: tuple[str, ...], **options: Any) -> None:
-    """Serve exported MODELs over HTTP, for clients of OpenAI and of text-embeddings-inference."""
+    """Serve MODELs over HTTP, for clients of OpenAI and of text-embeddings-inference.
+
+    MODEL is a file that sbert-export wrote, or a checkpoint: a folder, or a name on the Hugging
+    Face hub, with @REVISION if need be. A checkpoint is exported when it is first used, and kept.
+    """
     try:
         server_type, logging_to_stderr = _import_server()
         if (options["tls_cert"] is None) != (options["tls_key"] is None):
@@ -156,6 +167,8 @@ def main(models: tuple[str, ...], **options: Any) -> None:
         server = server_type(settings)
         with logging_to_stderr(settings.log_json):
             server.run()
+    except KeyboardInterrupt:  # while a model is opened; later the server handles it
+        raise SystemExit(130) from None
     except (SbertInferError, ValueError) as error:
         raise SystemExit(_error(str(error))) from None
     except OSError as error:

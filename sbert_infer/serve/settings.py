@@ -12,10 +12,17 @@ MAX_INPUTS = 2048  # texts in a request, as OpenAI has it
 
 @dataclass(frozen=True)
 class ModelFile:
-    """An artifact to serve. Its default name is that of the file, without the suffix."""
+    """A model to serve: an artifact, or a checkpoint by its folder or its name on the hub."""
 
     path: Path
     name: str | None = None
+
+    @property
+    def served_name(self) -> str:
+        """The name given; by default that of the file without its suffix, or of the checkpoint."""
+        if self.name is not None:
+            return self.name
+        return self.path.stem if self.path.suffix in (".onnx", ".plan") else self.path.name.partition("@")[0]
 
     @classmethod
     def parse(cls, text: str) -> ModelFile:
@@ -24,7 +31,7 @@ class ModelFile:
         if not equals or Path(text).exists():
             return cls(Path(text))
         if not name or not path:
-            raise ValueError(f"a model is given as PATH or NAME=PATH, got {text!r}")
+            raise ValueError(f"a model is given as MODEL or NAME=MODEL, got {text!r}")
         return cls(Path(path), name)
 
 
@@ -44,6 +51,7 @@ class Settings:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     cors_origins: tuple[str, ...] = ()
+    model_precision: str | None = None
     workers: int | None = None  # for Ray only: the command takes every core that it may use
     max_batch_tokens: int | None = None
     verify: Verify = "once"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+import yaml
 
 import sbert_infer
 from tests.repository.sources import ROOT
@@ -89,6 +90,17 @@ def test_make_targets_are_phony() -> None:
     phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert phony is not None
     assert set(phony[1].split()) == make_targets()
+
+
+def test_every_document_is_a_page_of_the_site() -> None:
+    site = yaml.safe_load((ROOT / "docs_site" / "mkdocs.yml").read_text(encoding="utf-8"))
+    groups = [group for entry in site["nav"] for group in entry.values()]
+    inside = [page for group in groups if isinstance(group, list) for entry in group for page in entry.values()]
+    shown = {*inside, *(group for group in groups if isinstance(group, str))}
+    documents = {file.name for file in (ROOT / "docs").glob("*.md")}
+    assert documents - shown == set(), "add it to the nav of docs_site/mkdocs.yml"
+    others = {"index.md", "contributing.md", "changelog.md", "examples.md", "api.md", "adr/README.md"}
+    assert shown - documents == others
 
 
 def test_changelog_names_the_next_version_first() -> None:

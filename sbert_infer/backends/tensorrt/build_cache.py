@@ -8,32 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from sbert_infer._util.cache import CACHE_VARIABLE, cache_folder
 from sbert_infer._util.files import locked, staged
 from sbert_infer.backends.tensorrt.build import build_engine
 from sbert_infer.backends.tensorrt.versions import TensorRT
 from sbert_infer.errors import EngineError
 from sbert_infer.types import Shape
 
-CACHE_VARIABLE = "SBERT_INFER_CACHE"
 _HEX = 64  # length of a sha256
 
 logger = logging.getLogger(__name__)
-
-
-def cache_folder() -> Path:
-    """Return $SBERT_INFER_CACHE, or `sbert-infer` in the user's cache folder."""
-    if chosen := os.environ.get(CACHE_VARIABLE):
-        return Path(chosen)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "sbert-infer" / "Cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sbert-infer"
 
 
 def engine_key(*parts: object) -> str:

@@ -19,6 +19,7 @@ import ray
 from ray.data import ActorPoolStrategy, DataContext
 from ray.exceptions import RayError, RayTaskError
 
+from sbert_infer._util.cores import usable_cores
 from sbert_infer.embed.embedder import Embedder
 from sbert_infer.embed.job import Job
 from sbert_infer.embed.ray.output import OutputFolder
@@ -28,7 +29,7 @@ from sbert_infer.embed.read.rows import ROW
 from sbert_infer.embed.read.sources import Source, first_line
 from sbert_infer.embed.write.vectors import fixed_lists
 from sbert_infer.encode.pipeline import WINDOW_TEXTS
-from sbert_infer.errors import EmbedError
+from sbert_infer.errors import EmbedError, warn
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,15 @@ class RayOptions:
     gpus_per_actor: float = 0
     max_actors: int | None = None  # None: as many as there is room for
 
+    @property
+    def needed_cpus(self) -> int:
+        """Cores without which a job would wait for ever.
+
+        They are for an actor that embeds, a task that reads or writes, and when a job resumes, the
+        actor of Ray that drops rows which are already written.
+        """
+        return self.cpus_per_actor + 2
+
 
 def embed_on_ray(
     job: Job, output: str, options: RayOptions, *, restart: bool = False, force: bool = False, quiet: bool = False
@@ -50,8 +60,7 @@ def embed_on_ray(
     folder = OutputFolder(output)
     folder.begin(job.fingerprint(), restart=restart, force=force)
     _check_columns(job)
-    ray.init(address=options.address, ignore_reinit_error=True, log_to_driver=False, logging_level=logging.WARNING)
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    _connect(options)
     try:
         with DataContext.current(_context(folder, quiet=quiet)):
             _pipeline(job, options).write_parquet(folder.path, filesystem=folder.filesystem, compression="zstd")
@@ -61,6 +70,28 @@ def embed_on_ray(
             f"on the cluster: {reason}; once that is fixed, run the same command again to go on"
         ) from error
     return folder.finish()
+
+
+def _connect(options: RayOptions) -> None:
+    """Connect to the cluster, or start one on this machine that has the cores a job needs.
+
+    There may then be more cores than the machine has: only those of the actors are busy all the
+    time.
+    """
+    quiet = {"ignore_reinit_error": True, "log_to_driver": False, "logging_level": logging.WARNING}
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    address, needed = options.address, options.needed_cpus
+    if address is None:
+        try:
+            ray.init("auto", **quiet)
+        except ConnectionError:  # none is running
+            address = "local"
+    if address is not None:
+        here = {"num_cpus": max(usable_cores(), needed)} if address == "local" else {}
+        ray.init(address, **here, **quiet)
+    cpus = ray.cluster_resources().get("CPU", 0)
+    if cpus < needed:
+        warn(f"the Ray cluster has {cpus:g} CPUs, and this job needs {needed}: it waits until there are more")
 
 
 def _check_columns(job: Job) -> None:

@@ -63,6 +63,13 @@ class Part:
                 line = block.lines[index] if block.lines else None
                 self.bad.append(BadRow(path, int(block.starts[index]), line, text))
 
+    def extend(self, following: Part) -> None:
+        """Append the part that comes next."""
+        self.texts += following.texts
+        self.tables += following.tables
+        self.bad += following.bad
+        self.end, self.is_last = following.end, following.is_last
+
     def is_full(self, part_texts: int) -> bool:
         """Whether the part should end at the next place where it may."""
         many = len(self.texts) >= part_texts or len(self.bad) >= _MANY_BAD

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,9 @@ def at_once(precision: str) -> str:
     return "float32" if precision in ("int8", "uint8") else precision
 
 
-def write_output(output: OutputFile, parts: Sequence[StoredPart], column: str, precision: str) -> None:
-    """Write all parts, in order, as one file."""
-    rows = _Rows(parts, column, precision)
+def write_output(output: OutputFile, parts: Sequence[StoredPart], column: str, precision: str, group_rows: int) -> None:
+    """Write all parts, in order, as one file; of Parquet in row groups of `group_rows`."""
+    rows = _Rows(parts, column, precision, group_rows)
     with staged(output.path) as new:
         if output.format == "parquet":
             _write_parquet(new.path, rows, output.compression)
@@ -105,10 +105,11 @@ class _Rows:
     parts: Sequence[StoredPart]
     column: str
     precision: str
+    group_rows: int
     has_vectors: bool = True
 
     def without_vectors(self) -> _Rows:
-        return _Rows(self.parts, self.column, self.precision, has_vectors=False)
+        return replace(self, has_vectors=False)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -132,6 +133,17 @@ class _Rows:
                 table = table.set_column(place, self.column, fixed_lists(vectors))
             yield conform(table, self.schema)
 
+    def groups(self) -> Iterator[pa.Table]:
+        """Yield tables of `group_rows`, wherever parts end, which depends on time."""
+        left = self.schema.empty_table()
+        for table in self.tables():
+            left = pa.concat_tables([left, table])
+            while len(left) >= self.group_rows:
+                yield left.slice(0, self.group_rows).combine_chunks()
+                left = left.slice(self.group_rows)
+        if len(left):
+            yield left.combine_chunks()
+
     @cached_property
     def _ranges(self) -> tuple[Array, Array] | None:
         """The range of each dimension over all parts, where the precision needs it."""
@@ -149,12 +161,12 @@ class _Rows:
 
 
 def _write_parquet(path: Path, rows: _Rows, compression: str) -> None:
-    """Write a row group for each part. Vectors stay uncompressed, since they do not compress."""
+    """Write row groups. Vectors stay uncompressed, since they do not compress."""
     names = [name for name in rows.schema.names if name != rows.column]
     codecs = dict.fromkeys(names, compression) | ({rows.column: "none"} if rows.has_vectors else {})
     with pq.ParquetWriter(str(path), rows.schema, compression=codecs, use_dictionary=names) as writer:
-        for table in rows.tables():
-            writer.write_table(table, row_group_size=max(1, len(table)))
+        for table in rows.groups():
+            writer.write_table(table, row_group_size=len(table))
 
 
 def _write_npy(path: Path, rows: _Rows) -> None:

@@ -161,7 +161,7 @@ def _reason(error: Exception, model: Model) -> str:
 
 
 def _unique_names(files: Sequence[ModelFile]) -> list[str]:
-    names = [file.name or file.path.stem for file in files]
+    names = [file.served_name for file in files]
     for name, count in Counter(names).items():
         if count > 1:
             raise ValueError(

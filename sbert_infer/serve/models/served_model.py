@@ -6,12 +6,12 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 import tokenizers
 
 from sbert_infer._util.threads import in_daemon_thread
+from sbert_infer.artifact.exports import open_model
 from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, Manifest
 from sbert_infer.async_engine import AsyncEngine
 from sbert_infer.scheduling.stats import AsyncStats
@@ -150,19 +150,20 @@ class Model:
             if is_warm.is_set():
                 self._observe(name, value)
 
-        open_engine = partial(
-            AsyncEngine,
-            self.path,
-            workers=settings.workers,
-            max_batch_tokens=settings.max_batch_tokens,
-            max_queue_tokens=settings.max_queue_tokens,
-            max_delay_ms=settings.max_delay_ms,
-            max_wait_s=settings.max_wait_s,
-            timeout_s=settings.timeout_s,
-            verify=settings.verify,
-            observe=observe,
-        )
-        # Opening a plan may take minutes, and the end of the process must not wait for it.
+        def open_engine() -> AsyncEngine:
+            return AsyncEngine(
+                open_model(self.path, model_precision=settings.model_precision),
+                workers=settings.workers,
+                max_batch_tokens=settings.max_batch_tokens,
+                max_queue_tokens=settings.max_queue_tokens,
+                max_delay_ms=settings.max_delay_ms,
+                max_wait_s=settings.max_wait_s,
+                timeout_s=settings.timeout_s,
+                verify=settings.verify,
+                observe=observe,
+            )
+
+        # An export, or opening a plan, may take minutes: the end of the process must not wait.
         engine = await asyncio.wrap_future(in_daemon_thread("sbert-serve-open", open_engine))
         try:
             longest = engine.engine.manifest.max_length

@@ -269,7 +269,6 @@ def test_an_api_key_is_taken_from_the_environment(double: OpenAIDouble, monkeypa
         (["http://127.0.0.1:9", "--rates", "fast"], "--rates"),
         (["http://127.0.0.1:9", "http://127.0.0.1:9/v1"], "two servers have one name"),
         (["http://127.0.0.1:9", "--pid", "1", "--pid", "2"], "--pid was given 2 times for 1 servers"),
-        (["http://127.0.0.1:9", "--html", "no/such/folder/a.html"], "does not exist"),
     ],
 )
 def test_errors_are_one_line(arguments: list[str], message: str) -> None:

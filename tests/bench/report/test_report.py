@@ -49,6 +49,13 @@ def test_quality_is_shown_to_four_digits(results: Results) -> None:
     assert {"sts <test> Spearman", "0.8203", "0.8000", "0.6451"} <= set(page.texts)
 
 
+def test_a_busy_machine_is_said_on_top(results: Results) -> None:
+    assert "was busy" not in render_page(results)
+    results.stamp["load_average"] = 11.0
+    page = render_page(results)
+    assert page.index("The machine was busy when this run began (load 11 on 2 cores)") < page.index('class="headline"')
+
+
 def test_results_of_the_first_format_are_read(results: Results, tmp_path: Path) -> None:
     file = tmp_path / "old.json"
     file.write_text(to_json(results), encoding="utf-8")
@@ -189,7 +196,6 @@ def test_help_shows_examples_and_loads_nothing_heavy() -> None:
     ("arguments", "message"),
     [
         (["missing.onnx"], "missing.onnx does not exist"),
-        (["x.onnx", "--json", "no/such/folder/a.json"], "does not exist"),
         (["x.onnx", "--rivals-python", "no-such-python"], "not a program"),
         (["x.onnx", "--only-quality"], "needs data: add --sts, --pairs or --beir"),
         (["x.onnx", "--only-quality", "--sts", __file__, "--latency"], "measures no speed"),

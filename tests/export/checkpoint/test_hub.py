@@ -36,12 +36,15 @@ class FakeHub:
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.folder, self.cache = folder, cache
+        self.asked: list[tuple[str, str | None]] = []
 
-    def model_info(self, repo_id: str, timeout: float) -> Any:
+    def model_info(self, repo_id: str, revision: str | None, timeout: float) -> Any:
+        self.asked.append((repo_id, revision))
         names = [str(file.relative_to(self.folder)) for file in self.folder.rglob("*") if file.is_file()]
-        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
+        return SimpleNamespace(sha="c" * 40, siblings=[SimpleNamespace(rfilename=name) for name in names])
 
-    def snapshot_download(self, repo_id: str, allow_patterns: list[str]) -> str:
+    def snapshot_download(self, repo_id: str, revision: str, allow_patterns: list[str]) -> str:
+        self.asked.append((repo_id, revision))
         for name in allow_patterns:
             (self.cache / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(self.folder / name, self.cache / name)
@@ -51,7 +54,7 @@ class FakeHub:
 class Offline:
     """The hub without a network."""
 
-    def model_info(self, repo_id: str, timeout: float) -> Any:
+    def model_info(self, repo_id: str, revision: str | None, timeout: float) -> Any:
         validate_repo_id(repo_id)
         raise ConnectionError("no network\nmore")
 
@@ -62,6 +65,12 @@ def test_hub_id(make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
     checkpoint = read_checkpoint("someone/some-model")
     assert (checkpoint.name, checkpoint.source, checkpoint.path) == ("some-model", "someone/some-model", tmp_path)
+    assert hub.asked == [
+        ("someone/some-model", None),
+        ("someone/some-model", "c" * 40),
+    ]  # one commit
+    assert read_checkpoint("some-model@v2").name == "some-model"
+    assert hub.asked[2] == ("sentence-transformers/some-model", "v2")
 
 
 def test_hub_id_from_the_cache(

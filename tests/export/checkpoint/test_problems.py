@@ -191,8 +191,8 @@ def test_layer_pooling_of_another_depth(copy_checkpoint: MakeCheckpoint) -> None
 
 def test_adapter(copy_checkpoint: MakeCheckpoint) -> None:
     path = copy_checkpoint()
-    edit_json(path / "adapter_config.json", peft_type="LORA")
-    assert "merge" in the_problem(path)
+    edit_json(path / "adapter_config.json", peft_type="PROMPT_TUNING")
+    assert "only LORA is supported" in the_problem(path)
 
 
 def test_code_of_the_checkpoint(copy_checkpoint: MakeCheckpoint) -> None:

@@ -100,19 +100,28 @@ def test_not_ours(content: bytes, refuse: Callable[..., str]) -> None:
         assert "empty" in refuse(content, CorruptError)
 
 
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"just some text\n" * 100, "a text, "),
+        (b'{"model_type": "bert"}' * 9, "JSON, "),
+        (b"\x40\0\0\0\0\0\0\0" + b'{"a":{"dtype":"F32"}}' * 9, "weights in the format safetensors, "),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n" * 3, "a pointer of Git LFS"),
+    ],
+)
+def test_what_it_is_instead(content: bytes, what: str, refuse: Callable[..., str]) -> None:
+    assert f"bad.onnx: {what}" in refuse(content, ArtifactError)
+
+
 def test_a_plain_onnx_model_is_not_ours(refuse: Callable[..., str]) -> None:
     model = helper.make_model(helper.make_graph([], "g", [], []), producer_name="pytorch")
-    assert "sbert-export" in refuse(model.SerializeToString(), ArtifactError)
+    assert "an ONNX model of another program" in refuse(model.SerializeToString(), ArtifactError)
 
 
 def test_a_zip_is_not_ours(refuse: Callable[..., str], tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "bad.onnx", "w") as file:
         file.writestr("manifest.json", "{}" * 100)
     refuse(None, ArtifactError)
-
-
-def test_a_folder_says_what_to_do(refuse: Callable[..., str], tmp_path: Path) -> None:
-    assert f"sbert-export {tmp_path}" in refuse(None, ArtifactError, tmp_path)
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

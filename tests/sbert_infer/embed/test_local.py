@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
+from sbert_infer.artifact import exports
+from sbert_infer.embed import progress
 from sbert_infer.embed.cli import main
 from tests.sbert_infer.embed.conftest import make_texts
 
@@ -202,8 +205,7 @@ def test_on_error_fail_names_the_first_bad_row(tmp_path: Path, small_onnx: Path)
         (["-o", "out.parquet", "--columns", "n,m"], "no column 'm'; see --columns"),
         (["-o", "out.parquet", "--embedding-column", "n"], "has a column 'n'"),
         (["-o", "out.parquet", "--prompt-name", "other"], "has no prompt 'other' (there are: "),
-        (["-o", "out.parquet", "--part-rows", "1000"], "a multiple of 4096, got 1000"),
-        (["-o", "nowhere/out.parquet"], "nowhere/out.parquet.parts: No such file or directory"),
+        (["-o", "in.jsonl/out.parquet"], "in.jsonl: File exists"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
@@ -219,11 +221,50 @@ def test_what_is_wrong_is_said_in_one_line(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "old.parquet"]
 
 
+def test_a_wrong_option_is_exit_code_2(tmp_path: Path, small_onnx: Path) -> None:
+    corpus = write_lines(tmp_path / "a.txt", ["a"])
+    for options, message in (
+        (["--part-rows", "1000"], "must be a multiple of 4096, got 1000"),
+        (["--ray-cpus", "1"], "--ray-cpus can't be used without --ray"),
+    ):
+        result = run(corpus, small_onnx, "-o", tmp_path / "out.npy", *options)
+        assert result.exit_code == 2
+        assert message in result.output
+
+
+def test_a_new_folder_is_made(tmp_path: Path, small_onnx: Path) -> None:
+    embed(write_lines(tmp_path / "a.txt", ["a"]), small_onnx, "-o", tmp_path / "new" / "er" / "out.npy")
+    assert np.load(tmp_path / "new" / "er" / "out.npy").shape == (1, 32)
+
+
+def test_a_log_gets_a_line_now_and_then(
+    tmp_path: Path, small_onnx: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "_LINE_S", 0.0)
+    corpus = write_lines(tmp_path / "a.txt", ["a", "b"])
+    main([str(corpus), str(small_onnx), "-o", str(tmp_path / "out.npy")], standalone_mode=False)
+    assert "100.0%, 2 texts, " in capsys.readouterr().err
+    main([str(corpus), str(small_onnx), "-o", str(tmp_path / "q.npy"), "--quiet"], standalone_mode=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_checkpoint_is_exported(
+    tmp_path: Path, make_checkpoint: Any, small_onnx: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBERT_INFER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(exports, "_export", lambda source, file, precision: shutil.copy(small_onnx, file))
+    corpus, folder = write_lines(tmp_path / "a.txt", ["a"]), make_checkpoint("bert")
+    embed(corpus, folder, "-o", tmp_path / "out.npy", "--model-precision", "int8")
+    assert np.load(tmp_path / "out.npy").shape == (1, 32)
+    assert [file.suffixes[-2:] for file in (tmp_path / "cache").rglob("*.onnx")] == [[".int8", ".onnx"]]
+
+
 def test_a_wrong_artifact_is_said_in_one_line(tmp_path: Path, small_onnx: Path) -> None:
     corpus = write_lines(tmp_path / "a.txt", ["a"])
     torn = tmp_path / "torn.onnx"
     torn.write_bytes(small_onnx.read_bytes()[:-9])
-    for artifact, message in ((torn, "its end is missing or damaged"), (tmp_path, "is a folder, not an artifact")):
+    missing = (tmp_path / "none.onnx", "none.onnx: No such file")
+    for artifact, message in ((torn, "its end is missing or damaged"), missing):
         result = run(corpus, artifact, "-o", tmp_path / "out.npy")
         assert result.exit_code == 1
         assert message in result.output

@@ -47,7 +47,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.touch()
     assert "holds no key" in error_of(str(junk), "--api-key-file", str(keys))
-    assert "PATH or NAME=PATH" in error_of("name=")
+    assert "MODEL or NAME=MODEL" in error_of("name=")
 
 
 @pytest.mark.parametrize(

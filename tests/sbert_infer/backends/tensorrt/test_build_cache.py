@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from sbert_infer import EngineError
-from sbert_infer.backends.tensorrt.build_cache import cache_folder, cached, engine_key, forget, kept
+from sbert_infer._util.cache import cache_folder
+from sbert_infer.backends.tensorrt.build_cache import cached, engine_key, forget, kept
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,26 @@ def test_every_row_comes_out_once_whatever_is_killed(
     check_rows(output, corpus, small_onnx)
 
 
+def test_a_machine_of_two_cores_resumes(tmp_path: Path, corpus: Path, small_onnx: Path) -> None:
+    """Ray needs one actor more than in the first run, and would wait for a core for ever."""
+    output = tmp_path / "vectors"
+    args = command(corpus, small_onnx, output, SimpleNamespace(address="local"))
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[:2])  # inherited
+    try:
+        driver = start(args)
+        wait_for_files(driver, output, 2)
+        driver.kill()
+        driver.communicate()
+        assert len(list(output.glob("*.parquet"))) < BLOCKS
+        again = start(args)
+        assert "vectors in" in again.communicate()[0]
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert again.returncode == 0
+    check_rows(output, corpus, small_onnx)
+
+
 def check_rows(output: Path, corpus: Path, small_onnx: Path) -> None:
     """The output must hold what one machine writes, each row once."""
     found = pq.read_table(output).sort_by("row")
@@ -155,22 +176,22 @@ def test_embedder_refuses_what_needs_the_whole_corpus(small_onnx: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "message", "code"),
     [
-        (["--ray", "--format", "npy"], "--format can't be used with --ray"),
-        (["--ray", "--workers", "2"], "--workers can't be used with --ray"),
-        (["--ray-cpus", "2"], "--ray-cpus can't be used without --ray"),
-        (["--ray", "in.parquet"], "'in.parquet' is no address of a Ray cluster"),
-        (["--ray", "--precision", "int8"], "needs the ranges of the whole corpus"),
+        (["--ray", "--format", "npy"], "--format can't be used with --ray", 2),
+        (["--ray", "--workers", "2"], "--workers can't be used with --ray", 2),
+        (["--ray-cpus", "2"], "--ray-cpus can't be used without --ray", 2),
+        (["--ray", "in.parquet"], "'in.parquet' is no address of a Ray cluster", 2),
+        (["--ray", "--precision", "int8"], "needs the ranges of the whole corpus", 1),
     ],
 )
 def test_options_that_do_not_fit_are_refused(
-    tmp_path: Path, small_onnx: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, small_onnx: Path, options: list[str], message: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in.txt").write_text("one\n")
     with pytest.raises(SystemExit) as stopped:
         main([str(tmp_path / "in.txt"), str(small_onnx), "-o", str(tmp_path / "out.parquet"), *options])
-    assert stopped.value.code == 1
+    assert stopped.value.code == code
     assert message in capsys.readouterr().err
 
 

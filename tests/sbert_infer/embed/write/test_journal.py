@@ -22,6 +22,7 @@ from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.onnx_file import _unseal, append_metadata
 from sbert_infer.embed import local as command
 from sbert_infer.embed.cli import main
+from sbert_infer.embed.write.journal import Journal
 
 PART, PARTS = 4096, 10
 
@@ -107,6 +108,27 @@ def test_killed_at_random_moments_the_result_is_the_same(
         assert Run(corpus, small_onnx, output).wait() == 0
     assert contents(output) == whole
     assert not output.with_name("out.parquet.parts").exists()
+
+
+def test_a_slow_machine_saves_each_window(
+    tmp_path: Path, corpus: Path, small_onnx: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts are cut by time, too. The output is the same wherever they end."""
+
+    def run(name: str) -> tuple[int, bytes]:
+        saved = []
+        with monkeypatch.context() as patch:
+            append = Journal.append
+            patch.setattr(Journal, "append", lambda *args: (saved.append(1), append(*args)))
+            args = [corpus, small_onnx, "-o", tmp_path / name, "--columns", "", "--quiet"]
+            main(list(map(str, args)), standalone_mode=False)
+        return len(saved), (tmp_path / name).read_bytes()
+
+    few, output = run("a.parquet")
+    monkeypatch.setattr(command, "_SAVE_S", 0.0)
+    many, same = run("b.parquet")
+    assert (few, many) == (3, 10)
+    assert output == same
 
 
 @pytest.mark.parametrize("file_bytes", [100_000, 1_000_000], ids=["at the first part", "at the output"])
