@@ -62,7 +62,8 @@ class AsyncEngine:
 
         Args:
             model: a file written by `sbert-export`, or an open engine, which the caller must close.
-            workers: batches that run at once on a CPU; by default, one for each usable core.
+            workers: batches that run at once on a CPU; by default, one for each usable core. An
+                open engine has its own.
             max_batch_tokens: tokens that run together, padding included; by default, what is
                 fastest on the backend.
             max_queue_tokens: tokens that may wait. A call that would exceed this is refused at
@@ -80,14 +81,13 @@ class AsyncEngine:
 
         """
         _check_positive(
-            timeout_s=timeout_s,
-            hang_timeout_s=hang_timeout_s,
-            max_queue_tokens=max_queue_tokens,
-            max_wait_s=max_wait_s,
+            timeout_s=timeout_s, hang_timeout_s=hang_timeout_s, max_queue_tokens=max_queue_tokens, max_wait_s=max_wait_s
         )
         if max_delay_ms < 0:
             raise ValueError(f"max_delay_ms must be at least 0, got {max_delay_ms}")
         self._owns = not isinstance(model, BaseEngine)
+        if workers is not None and not self._owns:
+            raise ValueError("an open engine has its workers: give them to Engine or Reranker, not to AsyncEngine")
         artifact = model.artifact if isinstance(model, BaseEngine) else open_artifact(model)
         check_kind(artifact, (ENCODER, RERANKER, SPARSE_ENCODER), "AsyncEngine")
         if not isinstance(model, BaseEngine):
