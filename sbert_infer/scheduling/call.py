@@ -16,6 +16,7 @@ from sbert_infer.backends.base import Array
 from sbert_infer.encode.output import Indices, Output
 from sbert_infer.errors import DeadlineError, TextError
 from sbert_infer.scheduling.request import Request
+from sbert_infer.scheduling.timeline import current_timeline
 from sbert_infer.text.inputs import characters
 from sbert_infer.text.tokenizer import TokenizedTexts
 from sbert_infer.types import Encoded, OnTruncate, Text
@@ -65,6 +66,9 @@ class Call(Request):
         super().__init__(None, arrival=arrival, deadline=options.deadline, prompt_length=prompt_length)
         self._inverse, self._options, self._read = inverse, options, read
         self._texts: list[Text] | None = None
+        self.timeline = current_timeline.get()
+        if self.timeline is not None:
+            self.timeline.arrival = arrival
         self.future: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
         if isinstance(content, TokenizedTexts):
             self._keep(content)

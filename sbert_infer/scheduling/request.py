@@ -7,6 +7,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from sbert_infer.scheduling.timeline import BatchRun, Timeline
+
 Indices = npt.NDArray[np.int64]
 
 _FIRST = np.zeros(1, np.int64)
@@ -19,6 +21,7 @@ class Request:
     tokens: int  # an estimate until the request is read
     unread_tokens = 0  # that estimate, while the request waits to be read
     is_counted = False  # whether `tokens` is exact
+    timeline: Timeline | None = None  # of its caller, if that traces it
 
     def __init__(
         self, lengths: Indices | None, *, arrival: float, deadline: float = math.inf, prompt_length: int = 0
@@ -86,3 +89,13 @@ class Work:
             self.parts = [part for part in self.parts if not part[0].ended and part[0].deadline > now]
             self.texts = sum(len(rows) for _, rows in self.parts)
             self.tokens = sum(int(request.lengths[rows].sum()) for request, rows in self.parts)
+
+    def note_start(self) -> BatchRun | None:
+        """Note in the timelines of its requests that it starts. Return None if there are none."""
+        timelines = [request.timeline for request, _ in self.parts if request.timeline is not None]
+        if not timelines:
+            return None
+        run = BatchRun(self.started, self.texts, self.tokens)
+        for timeline in timelines:
+            timeline.batches.append(run)
+        return run

@@ -121,11 +121,14 @@ class Workers:
 
     def _work(self, backend: Backend) -> None:
         while (work := self._next(backend)) is not None:
+            noted = work.note_start()
             try:
                 faults = find_faults(partial(self._run, backend, work), work.parts, partial(self._check, backend))
             except BaseException as error:  # no text is to blame
                 self._lose(work, f"the worker that ran it died: {error!r}")
                 return
+            if noted is not None:
+                noted.ended = time.monotonic()  # before callers get their results
             self._finish(work, faults)
 
     def _next(self, backend: Backend) -> Work | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,8 +28,18 @@ from sbert_infer.serve.routes.tei import Tei
 from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.responses import json_response
 
+if TYPE_CHECKING:  # needs packages that may be missing
+    from sbert_infer.serve.tracing import Tracing
 
-def make_app(models: Models, settings: Settings, metrics: Metrics, access: Access, reloading: Reloading) -> RequestLog:
+
+def make_app(
+    models: Models,
+    settings: Settings,
+    metrics: Metrics,
+    access: Access,
+    reloading: Reloading,
+    tracing: Tracing | None = None,
+) -> RequestLog:
     """Make the application.
 
     The middleware is listed from the inside out. CORS comes before the keys, since a browser's
@@ -46,7 +58,7 @@ def make_app(models: Models, settings: Settings, metrics: Metrics, access: Acces
     paths = {operation.path for operation in operations}
     app: ASGIApp = BodyMemory(Router(operations, models, settings, access), settings.max_body_bytes)
     app = _cors(app, settings)
-    return RequestLog(app, paths, models, metrics)
+    return RequestLog(app, paths, models, metrics, tracing)
 
 
 def make_metrics_app(
@@ -76,5 +88,5 @@ def _cors(app: ASGIApp, settings: Settings) -> ASGIApp:
         allow_origins=list(settings.cors_origins),
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "x-truncated-texts", "retry-after", "retry-after-ms"],
+        expose_headers=["x-request-id", "x-truncated-texts", "retry-after", "retry-after-ms", "traceresponse"],
     )

@@ -150,6 +150,7 @@ _SECONDS = _Finite(min=0, min_open=True)
 )
 @click.option("--drain-s", type=_SECONDS, default=30.0, show_default=True, help="Then, limit for requests in progress.")
 @click.option("--log-json", is_flag=True, help="Log lines as JSON.")
+@click.option("--otlp-endpoint", metavar="URL", help="Send traces here. [as OTEL_EXPORTER_OTLP_ENDPOINT says, or none]")
 @click.version_option(__version__)
 def main(models: tuple[str, ...], **options: Any) -> None:
     """Serve MODELs over HTTP, for clients of OpenAI and of text-embeddings-inference.

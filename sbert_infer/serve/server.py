@@ -13,10 +13,11 @@ import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import uvicorn
 
+from sbert_infer.errors import EngineError
 from sbert_infer.serve.app import make_app, make_metrics_app
 from sbert_infer.serve.http.auth import Access
 from sbert_infer.serve.http.connection import connection_class
@@ -25,8 +26,12 @@ from sbert_infer.serve.http.request_log import RequestLog
 from sbert_infer.serve.http.tls import Certificate
 from sbert_infer.serve.metrics import Metrics
 from sbert_infer.serve.models.registry import Models
+from sbert_infer.serve.otlp import find_endpoint
 from sbert_infer.serve.settings import Settings
 from sbert_infer.serve.wire.problems import Problem
+
+if TYPE_CHECKING:  # needs packages that may be missing
+    from sbert_infer.serve.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +52,7 @@ class Server:
         if settings.tls_cert is not None and settings.tls_key is not None:
             self._certificate = Certificate(settings.tls_cert, settings.tls_key)
         self._reloading = Reloading(self.models, self._access, self._certificate, settings, self.metrics)
+        self._tracing: Tracing | None = None
         self._on_started = on_started  # called with the server's address when it takes requests
         self._uvicorn: _Uvicorn | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -59,6 +65,9 @@ class Server:
         settings = self.settings
         _allow_files(settings.max_connections + _OTHER_FILES)
         with ExitStack() as stack:  # before the models are opened, which may take minutes
+            self._tracing = _open_tracing(settings)
+            if self._tracing is not None:
+                stack.callback(self._tracing.close)
             listener = stack.enter_context(_bound(settings.host, settings.port))
             for_metrics = None
             if settings.metrics_port is not None:
@@ -105,7 +114,7 @@ class Server:
     def _ports(self, listener: socket.socket, for_metrics: socket.socket | None) -> list[_Port]:
         parts = (self.models, self.settings, self.metrics, self._access, self._reloading)
         tls = None if self._certificate is None else self._certificate.context
-        ports = [_Port(listener, _config(make_app(*parts), self.settings), tls)]
+        ports = [_Port(listener, _config(make_app(*parts, self._tracing), self.settings), tls)]
         if for_metrics is not None:
             ports.append(_Port(for_metrics, _config(make_metrics_app(*parts), self.settings), None))
         return ports
@@ -205,6 +214,20 @@ class _Uvicorn(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _open_tracing(settings: Settings) -> Tracing | None:
+    """Start to send traces, if an endpoint is named for them."""
+    endpoint = find_endpoint(settings.otlp_endpoint, os.environ)
+    if endpoint is None:
+        return None
+    try:
+        from sbert_infer.serve.tracing import Tracing
+    except ImportError as error:
+        ways = "pip install 'sbert-infer[otel]', or set OTEL_TRACES_EXPORTER=none"
+        raise EngineError(f"{error.name} is not installed, sending traces to {endpoint} needs it: {ways}") from error
+    logger.info("sending traces to %s", endpoint)
+    return Tracing(endpoint)
 
 
 def _allow_files(wanted: int) -> None:

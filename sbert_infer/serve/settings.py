@@ -69,3 +69,4 @@ class Settings:
     drain_delay_s: float = 0.0
     drain_s: float = 30.0
     log_json: bool = False
+    otlp_endpoint: str | None = None  # None: as OpenTelemetry's variables say

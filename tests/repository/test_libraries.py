@@ -47,7 +47,7 @@ LAYERS = {
         lazy_packages=frozenset({KERNELS}),
         lazy_libraries=frozenset({"torch", "cuda"}),
     ),
-    "sbert_infer/serve": Layer(frozenset({RUNTIME, SERVE}), modules_of("cpu", "serve")),
+    "sbert_infer/serve": Layer(frozenset({RUNTIME, SERVE}), modules_of("cpu", "serve") | {"opentelemetry"}),
     "sbert_infer/embed": Layer(
         frozenset({RUNTIME, EMBED}), modules_of("cpu", "embed", "ray"), lazy_libraries=frozenset({"fsspec"})
     ),

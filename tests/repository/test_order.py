@@ -24,7 +24,8 @@ ORDERS = {
         < serve | embed | doctor | export < integrations | bench | verify
     """,
     "sbert_infer.serve": """
-        logs, settings < wire < history < models < metrics < http < routes < app < server < cli < __init__
+        logs, settings, otlp < wire < history < models < metrics, tracing < http < routes
+        < app < server < cli < __init__
     """,
     "sbert_infer.embed": """
         read < write < embedder, progress < job < local | ray < cli < __init__

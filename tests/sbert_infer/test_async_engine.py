@@ -120,6 +120,8 @@ def test_a_wrong_argument_is_refused_as_by_the_engine(small: Engine) -> None:
             AsyncEngine(small, **wrong)
     with pytest.raises(ValueError, match="max_batch_tokens must be 1 to 512"):
         AsyncEngine(small, max_batch_tokens=513)
+    with pytest.raises(ValueError, match="an open engine has its workers: give them to Engine"):
+        AsyncEngine(small, workers=1)
 
 
 # Queueing and refusing ----------------------------------------------------------------------------

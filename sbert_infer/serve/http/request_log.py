@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,6 +24,9 @@ from sbert_infer.serve.http.body import ClientLeft
 from sbert_infer.serve.metrics import Metrics
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.wire.problems import Problem, respond
+
+if TYPE_CHECKING:  # needs packages that may be missing
+    from sbert_infer.serve.tracing import RequestTrace, Tracing
 
 access = logging.getLogger("sbert_infer.serve.access")
 logger = logging.getLogger(__name__)
@@ -50,9 +54,11 @@ class Record:
     start: float  # on the monotonic clock
     status: int = 0  # 0: none yet
     seconds: float = 0.0  # until the response's last byte
+    model: str = ""  # its name, if one was called
     texts: int = 0
     tokens: int = 0
     bytes: int = 0  # of the response's body
+    trace: RequestTrace | None = None  # if traces are on
 
 
 def new_record(headers: Iterable[tuple[bytes, bytes]], method: str, path: str) -> Record:
@@ -71,14 +77,21 @@ def record_of(request: Request) -> Record:
 class RequestLog:
     """The outermost middleware: notes what becomes of each request."""
 
-    def __init__(self, app: ASGIApp, routes: Collection[str], models: Models, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, routes: Collection[str], models: Models, metrics: Metrics, tracing: Tracing | None = None
+    ) -> None:
         self._app, self._routes, self._models, self._metrics = app, frozenset(routes), models, metrics
+        self._tracing = tracing
         self._refusals: Counter[HTTPStatus] = Counter()  # not logged yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on and note what becomes of it."""
         record = new_record(scope["headers"], scope["method"], scope["path"])
         scope["sbert.record"] = record
+        if self._tracing is not None and record.path not in POLLED:
+            route = record.path if record.path in self._routes else None
+            parent = first_header(scope["headers"], b"traceparent")
+            record.trace = self._tracing.begin(parent, record.method, route, record.start)
 
         async def noting(message: Message) -> None:
             self._note(message, record)
@@ -107,6 +120,8 @@ class RequestLog:
         if message["type"] == "http.response.start":
             record.status = message["status"]
             message["headers"].append((b"x-request-id", record.id.encode()))
+            if record.trace is not None:
+                message["headers"].append(record.trace.response_header)
             if self._models.draining:
                 message["headers"].append((b"connection", b"close"))
         else:
@@ -115,7 +130,10 @@ class RequestLog:
     def finish(self, record: Record, *, is_bulk: bool = False) -> None:
         """Count and log a response that was sent, or its client that has left."""
         record.status = record.status or _CLIENT_LEFT
-        record.seconds = time.monotonic() - record.start
+        now = time.monotonic()
+        record.seconds = now - record.start
+        if record.trace is not None:
+            record.trace.end(status=record.status, model=record.model, texts=record.texts, tokens=record.tokens, at=now)
         route = record.path if record.path in self._routes else "other"
         self._metrics.count_response(route, record.status, record.seconds)
         if is_bulk:

@@ -84,20 +84,20 @@ async def encode(
     if isinstance(inputs[0], str):
         texts = [text for text in inputs if isinstance(text, str)]
         check_sizes(texts)
-        return await run_model(request, len(texts), model.engine.encode_counted(texts, prompt_name, **options))
+        return await run_model(request, model, len(texts), model.engine.encode_counted(texts, prompt_name, **options))
     if prompt_name is not None:
         raise Problem("invalid_request", "prompt_name is for texts, not for token ids", param="prompt_name")
     ids = id_lists(inputs)
-    return await run_model(request, len(ids), model.engine.encode_tokens(ids, **options))
+    return await run_model(request, model, len(ids), model.engine.encode_tokens(ids, **options))
 
 
-async def run_model(request: Request, texts: int, work: Coroutine[Any, Any, Encoded]) -> Encoded:
-    """Await a call of an engine, cancelled if the client leaves, and note its size for the log.
+async def run_model(request: Request, model: Model, texts: int, work: Coroutine[Any, Any, Encoded]) -> Encoded:
+    """Await a call of a model's engine, cancelled if the client leaves, and note it for the log.
 
     No other await may come between looking up the engine and this, or a reload could lose the call.
     """
     record = record_of(request)
-    record.texts = texts
+    record.model, record.texts = model.name, texts
     try:
         result = await while_connected(request, work)
     except ValueError as error:

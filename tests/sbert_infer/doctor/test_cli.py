@@ -272,6 +272,22 @@ def test_sparse_and_multi_vector_encoders_run(once: Callable[..., Path], tmp_pat
         assert all(check["passed"] for check in found["run"]["checks"])
 
 
+def test_a_bad_file_is_named_once(tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"no artifact")
+    (tmp_path / "folder.onnx").mkdir()
+    for name in ("bad.onnx", "folder.onnx"):
+        artifact = trial.try_artifact(tmp_path / name)
+        (found,) = (
+            each
+            for each in make_report(look_at_machine(), look_at_packages(), artifact)["problems"]
+            if each["name"] == "artifact"
+        )
+        assert found["what"].partition(" is a folder")[0].count(name) == 1
+    crashed = trial._nothing(Path("bad.onnx")) | {"error": "it crashed (SIGSEGV)", "passed_over": []}
+    problems = make_report(look_at_machine(), look_at_packages(), crashed)["problems"]
+    assert "bad.onnx: it crashed (SIGSEGV)" in [each["what"] for each in problems]
+
+
 def test_a_plan_that_could_run_better_is_a_problem_only_where_there_is_a_gpu() -> None:
     passed = [{"choice": "TensorRT", "why": "TensorRT is not installed"}]
     plan = trial._nothing(Path("model.plan")) | {"uses": "onnxruntime", "passed_over": passed}

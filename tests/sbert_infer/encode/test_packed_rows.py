@@ -99,6 +99,28 @@ def test_the_text_to_blame_is_named_not_its_neighbours(small: Engine) -> None:
     assert caught.value.index == 2
 
 
+class SpoiledOnce(SpoiledRows):
+    """The same, but a text that runs alone spoils nothing."""
+
+    def run(self, batch: Batch, outputs: Sequence[str], *, alone: bool = False) -> list[Vectors]:
+        assert batch.packing is not None
+        run = super().run if len(batch.packing.texts) > 1 else super(SpoiledRows, self).run
+        return run(batch, outputs)
+
+
+def test_texts_that_run_again_are_counted(small: Engine) -> None:
+    texts = [f"{word} text" for word in ("first", "second", "third", "fourth")]
+    small.truncate_dim = None
+    use(small, PackingBackend(*SHAPES))
+    right = small.encode(texts, prompt="")
+    backend = SpoiledOnce(right[2])
+    use(small, backend)
+    np.testing.assert_array_equal(small.encode(texts, prompt=""), right)
+    assert len(backend.shapes) > 1
+    assert small.last_stats.batches == len(backend.shapes)
+    assert small.last_stats.padded_tokens == sum(rows * length for rows, length in backend.shapes)
+
+
 def test_many_callers(small: Engine, padded: Vectors) -> None:
     backend = PackingBackend(*SHAPES)
     use(small, backend)
