@@ -52,7 +52,7 @@ class _Found:
 @click.option("--rate", type=click.FloatRange(0.1, 1000), default=20.0, help="Queries per second. [20]")
 @click.option("--clients", type=click.IntRange(1, 64), default=3, help="Clients that send bulk requests. [3]")
 @click.option("--texts", type=click.IntRange(2, 2048), default=256, help="Texts in a bulk request. [256]")
-@click.option("--duration", "seconds", type=click.FloatRange(1, 60), default=8.0, help="Seconds of each turn. [8]")
+@click.option("--duration", "seconds", type=click.FloatRange(0.1, 60), default=8.0, help="Seconds of each turn. [8]")
 @click.option("--rounds", type=click.IntRange(1, 20), default=3, help="[3]")
 @click.option("--api-key", default="", envvar="OPENAI_API_KEY", help="Sent with every request.")
 def main(url: str, rounds: int, api_key: str, **options: float) -> None:
@@ -78,7 +78,7 @@ def measure(target: Target, settings: _Settings, rounds: int) -> _Found:
         target.request(texts[start : start + settings.texts], "base64")
         for start in range(0, len(texts), settings.texts)
     ]
-    _round(target, queries, bulk, replace(settings, seconds=1.0), 0, _Found())
+    _round(target, queries, bulk, replace(settings, seconds=min(1.0, settings.seconds)), 0, _Found())
     found = _Found()
     for number in range(1, rounds + 1):
         _round(target, queries, bulk, settings, number, found)

@@ -51,6 +51,7 @@ class Lane:
         self.running = 0  # batches
         # Written only by the thread that adds requests.
         self.held: dict[Hashable, Held] = {}  # by key
+        self._held_tokens = 0  # of all keys
         self.reserved_tokens = 0  # tokens of texts that are still being tokenized
         self.overload_until = -math.inf
         # Requests that are not read yet. What is added is counted by the thread that adds; what is
@@ -110,19 +111,22 @@ class Lane:
 
         Always False if no other key holds anything.
         """
-        own = self.held.get(key, Held())
-        keys = len(self.held) + (key not in self.held)
-        return (own.tokens + tokens) * keys <= min(self.limits.max_queue_tokens, self.queued_tokens)
+        own = self.held.get(key)
+        keys = len(self.held) + (own is None)
+        share = min(self.limits.max_queue_tokens, self._held_tokens) / keys
+        return keys > 1 and tokens + (0 if own is None else own.tokens) <= share
 
     def hold(self, key: Hashable, tokens: int) -> None:
         """Count a call of `key` that begins."""
         held = self.held.setdefault(key, Held())
+        self._held_tokens += tokens
         held.requests += 1
         held.tokens += tokens
 
     def release(self, key: Hashable, tokens: int) -> None:
         """Count a call of `key` that was held with this many tokens, and has ended."""
         held = self.held[key]
+        self._held_tokens -= tokens
         held.requests -= 1
         held.tokens -= tokens
         if not held.requests:

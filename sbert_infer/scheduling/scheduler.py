@@ -201,8 +201,9 @@ class Scheduler:
         owes = self._owed >= self.limits.quantum and self.lanes[BULK].waits
         if len(self.running) < self.limits.workers:
             return (BULK, INTERACTIVE) if owes else (INTERACTIVE, BULK)
-        spare = len(self.running) < self.limits.workers + self.limits.spare_workers
-        return (INTERACTIVE,) if spare and not owes else ()
+        # Only beside bulk: interactive batches that wait for each other fill up instead.
+        has_spare = len(self.running) < self.limits.workers + self.limits.spare_workers
+        return (INTERACTIVE,) if has_spare and self.lanes[BULK].running and not owes else ()
 
     def _tokens_ahead(self, tokens: int, priority: Priority, key: Hashable) -> int:
         """Return how many tokens may run before a new request is done, if no more requests come."""

@@ -213,5 +213,11 @@ def test_the_spare_worker_is_for_interactive_batches_only() -> None:
     assert (query.priority, query.texts) == (INTERACTIVE, 1)
 
 
+def test_interactive_batches_alone_do_not_use_the_spare_worker() -> None:
+    scheduler = Scheduler(SPARE)
+    scheduler.add(request(*[128] * 12))
+    assert [scheduler.next_batch(0.0) is not None for _ in range(3)] == [True, True, False]
+
+
 def test_a_call_that_fits_into_a_batch_is_interactive() -> None:
     assert [LIMITS.priority_of(tokens) for tokens in (1, 512, 513)] == [INTERACTIVE, INTERACTIVE, BULK]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -19,7 +19,7 @@ def lane_of(server: Running, priority: Priority) -> Lane:
     return server.server.models.first.engine._queue.scheduler.lanes[priority]
 
 
-def status(server: Running, body: dict[str, object], key: str = "", **headers: str) -> int:
+def status(server: Running, body: Mapping[str, object], key: str = "", **headers: str) -> int:
     keys = {"authorization": f"Bearer {key}"} if key else {}
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return server.post("/embed", body, headers={**keys, **named}).status_code
