@@ -34,7 +34,7 @@ def test_a_priority_that_does_not_exist_is_named(server: Running, path: str, fie
     assert "X-Priority must be interactive or bulk, got 'urgent'" in response.text
 
 
-@pytest.mark.parametrize("given", ["interactive", "Bulk", " bulk "])
+@pytest.mark.parametrize("given", ["interactive", "Bulk"])
 def test_priorities_do_not_change_vectors(server: Running, given: str) -> None:
     plain = server.post("/embed", {"inputs": "a cat"})
     named = server.post("/embed", {"inputs": "a cat"}, headers={"x-priority": given})
