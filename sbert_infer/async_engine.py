@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import threading
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,13 +23,14 @@ from sbert_infer.encode.tokens import TokensOutput
 from sbert_infer.engine import Engine
 from sbert_infer.errors import EngineError, OverloadedError, warn
 from sbert_infer.reranker import Reranker
-from sbert_infer.scheduling.call import CallOptions, within
+from sbert_infer.scheduling.call import CallOptions
 from sbert_infer.scheduling.call_queue import CallQueue
 from sbert_infer.scheduling.limits import Limits
 from sbert_infer.scheduling.stats import AsyncStats, CallCounts
+from sbert_infer.scheduling.token_calls import TokenCalls
 from sbert_infer.scheduling.warmup import warm_up
 from sbert_infer.text.inputs import as_list, as_pairs, as_texts, check_on_truncate, check_pairs, check_texts
-from sbert_infer.types import Encoded, Observe, OnTruncate, Side, Text
+from sbert_infer.types import INTERACTIVE, Encoded, Observe, OnTruncate, Priority, Side, Text
 
 Vectors = npt.NDArray[np.float32]
 
@@ -123,7 +122,7 @@ class AsyncEngine:
             hang_timeout_s=hang_timeout_s,
             observe=self._counts.observe,
         )
-        self._token_thread = ThreadPoolExecutor(1, thread_name_prefix="sbert-infer-tokens")
+        self._token_calls = TokenCalls(self._pipeline, self._queue.tokenizers.tokenizer)
         self._closing = False  # if True, new calls are refused
 
     async def encode(
@@ -136,6 +135,8 @@ class AsyncEngine:
         truncate_dim: int | None = None,
         on_truncate: OnTruncate | None = None,
         timeout_s: float | None = None,
+        priority: Priority | None = None,
+        key: Hashable = None,
     ) -> Vectors:
         """Encode one text or many, as `Engine.encode` does.
 
@@ -143,6 +144,9 @@ class AsyncEngine:
         is full or too long for the timeout, `CallTooLargeError` if neither the queue nor the
         timeout could hold so many tokens, `DeadlineError` after `timeout_s`, `TextError` if the
         model fails on one of the texts, and `WorkerError` if it can't run for now.
+
+        An "interactive" call goes before "bulk" ones; by default, one that fits into a batch is
+        interactive. Calls of different `key`s have equal shares, however many each key sends.
         """
         encoded = await self.encode_counted(
             texts,
@@ -152,6 +156,8 @@ class AsyncEngine:
             truncate_dim=truncate_dim,
             on_truncate=on_truncate,
             timeout_s=timeout_s,
+            priority=priority,
+            key=key,
         )
         vectors: Vectors = encoded.vectors
         return vectors
@@ -167,6 +173,8 @@ class AsyncEngine:
         on_truncate: OnTruncate | None = None,
         truncation_side: Side | None = None,
         timeout_s: float | None = None,
+        priority: Priority | None = None,
+        key: Hashable = None,
     ) -> Encoded:
         """Encode as `encode` does, and also return the number of tokens and of truncated texts.
 
@@ -176,6 +184,7 @@ class AsyncEngine:
         arrival = time.monotonic()
         output = self._dense(truncate_dim, normalize_embeddings)
         options = self._options(arrival, output, prompt, prompt_name, on_truncate, truncation_side, timeout_s)
+        options = options.sent_by(priority, key)
         source, single = as_texts(texts)
         known: list[Text] = list(source)
         check_texts(known)
@@ -191,11 +200,14 @@ class AsyncEngine:
         on_truncate: OnTruncate | None = None,
         truncation_side: Side | None = None,
         timeout_s: float | None = None,
+        priority: Priority | None = None,
+        key: Hashable = None,
     ) -> Encoded:
         """Encode texts given as token ids of this model's tokenizer, special tokens included."""
         arrival = time.monotonic()
         output = self._dense(truncate_dim, normalize_embeddings)
         options = self._options(arrival, output, "", None, on_truncate, truncation_side, timeout_s)
+        options = options.sent_by(priority, key)
         with self._counts.call(len(token_ids), arrival):
             if not len(token_ids):
                 return self._nothing()
@@ -212,6 +224,8 @@ class AsyncEngine:
         on_truncate: OnTruncate | None = None,
         truncation_side: Side | None = None,
         timeout_s: float | None = None,
+        priority: Priority | None = None,
+        key: Hashable = None,
     ) -> Encoded:
         """Return a reranker's scores for pairs of texts, [pairs, labels], before any activation.
 
@@ -220,6 +234,7 @@ class AsyncEngine:
         arrival = time.monotonic()
         self._require(RERANKER, "encode")
         options = self._options(arrival, self._output, prompt, prompt_name, on_truncate, truncation_side, timeout_s)
+        options = options.sent_by(priority, key)
         items, _ = as_pairs(pairs)
         check_pairs(items)
         return await self._encode([(first, second) for first, second in items], options, arrival)
@@ -233,11 +248,14 @@ class AsyncEngine:
         on_truncate: OnTruncate | None = None,
         truncation_side: Side | None = None,
         timeout_s: float | None = None,
+        priority: Priority | None = None,
+        key: Hashable = None,
     ) -> Encoded:
         """Return the vectors of a sparse encoder as `SparseRows`. Raises as `encode` does."""
         arrival = time.monotonic()
         self._require(SPARSE_ENCODER, "encode")
         options = self._options(arrival, self._output, prompt, prompt_name, on_truncate, truncation_side, timeout_s)
+        options = options.sent_by(priority, key)
         return await self._encode([*as_list(texts, "encode_sparse")], options, arrival)
 
     async def token_vectors(
@@ -260,15 +278,8 @@ class AsyncEngine:
         output = TokensOutput(self.engine.manifest, max_tokens=max_tokens)
         options = self._options(arrival, output, prompt, prompt_name, on_truncate, truncation_side, timeout_s)
         texts = as_list(texts, "token_vectors")
-        left = threading.Event()
         with self._counts.call(len(texts), arrival):
-            try:
-                # Only for token vectors. An abandoned call keeps it busy for one batch at most.
-                loop = asyncio.get_running_loop()
-                future = loop.run_in_executor(self._token_thread, self._run_tokens, texts, options, left)
-                encoded = await within(future, options.deadline)
-            finally:
-                left.set()
+            encoded = await self._token_calls.encode(texts, options)
             self._done(encoded, len(texts), options)
         return encoded
 
@@ -281,13 +292,13 @@ class AsyncEngine:
         """Whether calls are accepted and there are workers, none of which seems to hang."""
         return not self._closing and self._queue.workers.ready
 
-    def refusal(self) -> OverloadedError | None:
+    def refusal(self, priority: Priority | None = None, key: Hashable = None) -> OverloadedError | None:
         """Return the error that a call for one short text would get now, None if it would run.
 
         If the call is then refused with this error, report it with `count_refusal`.
         """
         try:
-            self._queue.scheduler.check(1, math.inf, time.monotonic())
+            self._queue.scheduler.check(1, math.inf, time.monotonic(), priority or INTERACTIVE, key)
         except OverloadedError as error:
             return error
         return None
@@ -311,7 +322,7 @@ class AsyncEngine:
         until = time.monotonic() + drain_s
         while self._counts.active and time.monotonic() < until:
             await asyncio.sleep(0.01)
-        self._token_thread.shutdown(wait=False, cancel_futures=True)
+        self._token_calls.close()
         await self._queue.close(until)
         if self._owns and not self._queue.scheduler.running:  # closing would wait for batches that still run
             await asyncio.to_thread(self.engine.close)
@@ -374,21 +385,6 @@ class AsyncEngine:
         if self.engine.manifest.kind == ENCODER:
             return Encoded(np.empty(0, np.float32), 0, 0)
         return Encoded(self._output.collect(self._pipeline.tokenizer([])).result(None), 0, 0)
-
-    def _run_tokens(self, texts: list[str], options: CallOptions, left: threading.Event) -> Encoded:
-        """Return token vectors, run batch by batch in this thread; raise once `left` is set."""
-        windows = list(
-            self._pipeline.run(
-                texts,
-                options.output,
-                prompt=options.prompt,
-                allow_truncation=options.on_truncate != "error",
-                tokenizer=self._queue.tokenizers.tokenizer(options.other_side),
-                is_wanted=lambda: not left.is_set(),
-            )
-        )
-        vectors = [each for window in windows for each in window.vectors]
-        return Encoded(vectors, sum(map(len, vectors)), sum(window.stats.truncated for window in windows))
 
     def _done(self, encoded: Encoded, texts: int, options: CallOptions) -> None:
         """Count the tokens and truncated texts of a call, and warn about truncation if asked to."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 Pair = tuple[str, str]  # two texts that a reranker scores
 Text = str | Pair  # one row of a batch
 
 OnTruncate = Literal["warn", "error", "ignore"]  # what to do about a text over the model's limit
 Side = Literal["left", "right"]  # the end at which such a text is cut
+
+Priority = Literal["interactive", "bulk"]  # how soon a call must be served beside others
+INTERACTIVE: Final = "interactive"
+BULK: Final = "bulk"
 
 # A function that is called with the name of a measurement and its value, from several threads.
 Observe = Callable[[str, float], object]

@@ -50,6 +50,7 @@ class Backend(Protocol):
 
     device: str  # cpu, cuda:0 or cuda:0,cuda:1
     workers: int
+    spare_workers: int  # threads that may also run small, urgent batches, though the others are busy
     threads: int
     max_batch_tokens: int
     min_batch_tokens: int  # a small call is split among the workers into batches no smaller than this

@@ -39,6 +39,7 @@ class OnnxBackend:
     length_multiple = 1
     # A smaller batch is not worth handing to another worker.
     min_batch_tokens = 64
+    spare_workers = 1  # shares the cores with the others, which is sooner than to wait for one
 
     def __init__(
         self,

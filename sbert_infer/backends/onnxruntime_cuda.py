@@ -29,6 +29,7 @@ class OnnxCudaBackend:
 
     packer: Packer | None = None
     threads = 1
+    spare_workers = 0  # a batch takes a few ms
 
     def __init__(self, model: OnnxModel, gpus: Sequence[int], *, max_batch_tokens: int | None = None) -> None:
         self.device = ",".join(f"cuda:{gpu}" for gpu in gpus)

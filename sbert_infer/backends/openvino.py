@@ -32,6 +32,7 @@ class OpenVinoBackend:
     packer: Packer | None = None
     length_multiple = 1
     min_batch_tokens = 64  # as with onnxruntime
+    spare_workers = 0  # a request beyond its streams would wait for one
 
     def __init__(
         self,

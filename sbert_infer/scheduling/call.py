@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, TypeVar
 
@@ -19,7 +19,7 @@ from sbert_infer.scheduling.request import Request
 from sbert_infer.scheduling.timeline import current_timeline
 from sbert_infer.text.inputs import characters
 from sbert_infer.text.tokenizer import TokenizedTexts
-from sbert_infer.types import Encoded, OnTruncate, Text
+from sbert_infer.types import BULK, INTERACTIVE, Encoded, OnTruncate, Priority, Text
 
 Result = TypeVar("Result")
 
@@ -36,6 +36,14 @@ class CallOptions(NamedTuple):
     on_truncate: OnTruncate
     deadline: float
     other_side: bool = False  # whether to cut long texts at the opposite end from the model's own
+    priority: Priority | None = None  # None: by size
+    key: Hashable = None  # calls of one key share its turns and its room in the queue
+
+    def sent_by(self, priority: Priority | None, key: Hashable) -> CallOptions:
+        """Return these options for a call of this priority and key."""
+        if priority not in (None, INTERACTIVE, BULK):
+            raise ValueError(f"priority must be 'interactive', 'bulk' or None, got {priority!r}")
+        return self._replace(priority=priority, key=key)
 
 
 # Tokenizes unique texts, given also the index of each original text among them (None if all differ)
@@ -63,7 +71,14 @@ class Call(Request):
         guess: int,  # estimated number of tokens, until they are counted
         read: Read,
     ) -> None:
-        super().__init__(None, arrival=arrival, deadline=options.deadline, prompt_length=prompt_length)
+        super().__init__(
+            None,
+            arrival=arrival,
+            deadline=options.deadline,
+            prompt_length=prompt_length,
+            priority=options.priority or INTERACTIVE,
+            key=options.key,
+        )
         self._inverse, self._options, self._read = inverse, options, read
         self._texts: list[Text] | None = None
         self.timeline = current_timeline.get()

@@ -12,13 +12,14 @@ from sbert_infer.encode.output import Indices
 from sbert_infer.encode.pipeline import Pipeline, unique_texts
 from sbert_infer.errors import DeadlineError, EngineError, WorkerError
 from sbert_infer.scheduling.call import Call, CallOptions, Deadlines, guess_tokens
+from sbert_infer.scheduling.lane import Lane
 from sbert_infer.scheduling.limits import Limits
 from sbert_infer.scheduling.scheduler import Scheduler
-from sbert_infer.scheduling.stats import AsyncStats, CallCounts
+from sbert_infer.scheduling.stats import AsyncStats, CallCounts, LaneStats
 from sbert_infer.scheduling.tokenizer_pool import TokenizerPool
 from sbert_infer.scheduling.workers import Workers
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
-from sbert_infer.types import Encoded, Observe, Text
+from sbert_infer.types import INTERACTIVE, Encoded, Observe, Text
 
 
 class CallQueue:
@@ -62,32 +63,38 @@ class CallQueue:
     async def encode(self, texts: list[Text], options: CallOptions, arrival: float) -> Encoded:
         """Encode at least one text, with the prompt of the options before each."""
         unique, inverse = unique_texts(texts)
+        guess = self._guess(unique, options)
+        options = self._with_priority(options, guess)
         little = not options.other_side and self.tokenizers.is_little(unique, options.prompt)
         if little:  # the next free worker tokenizes them
-            return await self._run(unique, inverse, options, arrival)
-        with self._reserved(unique, options):
+            return await self._run(unique, inverse, options, arrival, guess=guess)
+        with self._reserved(guess, options):
             tokenized, skip = await self.tokenizers.tokenize(
                 unique, options.prompt, options.deadline, options.other_side
             )
         self._check_truncation(tokenized, inverse, options)
         self._observe("tokenize", time.monotonic() - arrival)
-        return await self._run(tokenized, inverse, options, arrival, skip)
+        return await self._run(tokenized, inverse, options, arrival, prompt_length=skip)
 
     async def encode_tokens(self, ids: Sequence[Sequence[int]], options: CallOptions, arrival: float) -> Encoded:
         """Encode at least one text, given as token ids."""
         tokenized = await self.tokenizers.check(ids, options.deadline, options.other_side)
         self._check_truncation(tokenized, None, options)
+        options = self._with_priority(options, int(tokenized.lengths.sum()))
         return await self._run(tokenized, None, options, arrival)
 
     def stats(self, counts: CallCounts, *, ready: bool) -> AsyncStats:
         """Return the current counters and gauges."""
         scheduler, workers = self.scheduler, self.workers
+        now = time.monotonic()
         with workers.changed:
+            lanes = {
+                priority: LaneStats(lane.queued_texts, lane.queued_tokens, lane.oldest_age(now))
+                for priority, lane in scheduler.lanes.items()
+            }
             return AsyncStats(
                 ready=ready,
-                queued_texts=scheduler.queued_texts,
-                queued_tokens=scheduler.queued_tokens,
-                oldest_age_s=scheduler.oldest_age(time.monotonic()),
+                lanes=lanes,
                 running_batches=len(scheduler.running),
                 tokens_per_s=scheduler.tokens_per_s,
                 **{name: counts.totals[name] for name in ("requests", "texts", "tokens", "truncated")},
@@ -113,19 +120,16 @@ class CallQueue:
         inverse: Indices | None,
         options: CallOptions,
         arrival: float,
+        *,
         prompt_length: int = 0,
+        guess: int = 0,
     ) -> Encoded:
-        """Queue a call and wait for its result."""
+        """Queue a call, whose priority is known, and wait for its result."""
         call = Call(
-            content,
-            inverse,
-            options,
-            arrival=arrival,
-            prompt_length=prompt_length,
-            guess=0 if isinstance(content, TokenizedTexts) else self._guess(content, options),
-            read=self._read,
+            content, inverse, options, arrival=arrival, prompt_length=prompt_length, guess=guess, read=self._read
         )
-        self._check(call.tokens, call.deadline)
+        lane, held = self._check(call.tokens, options), call.tokens
+        lane.hold(call.key, held)
         self.scheduler.add(call)
         self.workers.wake()
         self._calls.add(call)
@@ -134,7 +138,9 @@ class CallQueue:
             if self.workers.problem:  # may be new, and this call too late to be failed with the others
                 call.future.cancel()
                 raise WorkerError(self.workers.problem, 1.0)
-            return await call.future
+            encoded = await call.future
+            self._observe(call.priority, time.monotonic() - arrival)
+            return encoded
         except DeadlineError:
             self.scheduler.check_possible(call.tokens, call.deadline - call.arrival)
             raise
@@ -142,6 +148,7 @@ class CallQueue:
             if not call.ended:
                 self._drop(call)
             self._calls.discard(call)
+            lane.release(call.key, held)
 
     def _read(self, texts: list[Text], inverse: Indices | None, options: CallOptions) -> tuple[TokenizedTexts, int]:
         """Tokenize a few texts. Called by a worker that holds the lock, so this must not block."""
@@ -153,24 +160,31 @@ class CallQueue:
         with self.workers.changed:
             self.scheduler.drop(call)
 
-    def _check(self, tokens: int, deadline: float) -> None:
-        """Raise if a call with so many tokens can't run, or not in time."""
+    def _with_priority(self, options: CallOptions, tokens: int) -> CallOptions:
+        """Set the priority of a call with about so many tokens, unless it names one."""
+        return options._replace(priority=options.priority or self.scheduler.limits.priority_of(tokens))
+
+    def _check(self, tokens: int, options: CallOptions) -> Lane:
+        """Return the lane of a call; raise if so many tokens can't run, or not in time."""
         if self._closed:
             raise EngineError(CLOSED)
         if self.workers.problem:
             raise WorkerError(self.workers.problem, 1.0)
-        self.scheduler.check(tokens, deadline, time.monotonic())
+        priority = options.priority or INTERACTIVE
+        self.scheduler.check(tokens, options.deadline, time.monotonic(), priority, options.key)
+        return self.scheduler.lanes[priority]
 
     @contextmanager
-    def _reserved(self, texts: Sequence[Text], options: CallOptions) -> Iterator[None]:
+    def _reserved(self, tokens: int, options: CallOptions) -> Iterator[None]:
         """Reserve room in the queue for texts whose tokens are not counted yet."""
-        guess = self._guess(texts, options)
-        self._check(guess, options.deadline)
-        self.scheduler.reserved_tokens += guess
+        lane = self._check(tokens, options)
+        lane.reserved_tokens += tokens
+        lane.hold(options.key, tokens)
         try:
             yield
         finally:
-            self.scheduler.reserved_tokens -= guess
+            lane.reserved_tokens -= tokens
+            lane.release(options.key, tokens)
 
     def _guess(self, texts: Sequence[Text], options: CallOptions) -> int:
         """Estimate the number of tokens: at least one per text, at most the size of the queue.

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from sbert_infer.backends.base import Backend
+from sbert_infer.types import BULK, INTERACTIVE, Priority
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Limits:
     max_length: int  # of a text, in tokens
     max_batch_texts: int | None = None
     length_multiple: int = 1  # that lengths are rounded up to, up to `max_length`
+    spare_workers: int = 0  # for interactive batches only
     packed: bool = False  # whether the workers pack texts into rows, instead of padding them
     max_queue_tokens: int = 2**20
     max_delay_s: float = 0.002
@@ -39,12 +41,21 @@ class Limits:
             raise ValueError(f"max_batch_tokens must be 1 to {backend.max_batch_tokens}, the engine's own")
         budget, least = max_batch_tokens or backend.max_batch_tokens, backend.min_batch_tokens
         limits = cls(budget, min(budget, least), backend.workers, max_length, max_batch_texts, **rest)
-        return replace(limits, length_multiple=backend.length_multiple, packed=backend.packer is not None)
+        return replace(
+            limits,
+            length_multiple=backend.length_multiple,
+            spare_workers=backend.spare_workers,
+            packed=backend.packer is not None,
+        )
 
     @cached_property
     def quantum(self) -> int:
         """The most tokens that are taken from a request in its turn."""
         return max(self.max_batch_tokens, self.max_length)
+
+    def priority_of(self, tokens: int) -> Priority:
+        """Return the priority of a call that names none: interactive if it fits into a batch."""
+        return INTERACTIVE if tokens <= self.quantum else BULK
 
     def half_round(self, requests: int) -> int:
         """Return the tokens of each half of a round when this many requests wait.
@@ -54,12 +65,17 @@ class Limits:
         """
         return self.workers * self.quantum * min(4, max(1, requests // 32))
 
-    def tokens_before_turn(self, requests: int, most: int | None = None) -> int:
-        """Return the most tokens that start before all of a new request, up to a quantum, has.
+    def tokens_before_turn(self, requests: int, most: int | None = None, *, others: int = 0) -> int:
+        """Return the most tokens of a lane that start before all of a new request, up to a quantum.
 
-        `requests` is how many wait when it arrives, `most` the most that wait until it leaves. The
-        rest of a round may go first, then rounds of turns before its own, and its own round. A
-        round may exceed its two halves by the last turn of one and the last text of the other.
+        `requests` is how many of its key wait when it arrives, `most` the most that wait until it
+        leaves, `others` how many other keys wait. The rest of a round may go first, then rounds of
+        turns before its own, and its own round. A round may exceed its two halves by the last turn
+        of one and the last text of the other. For each turn of its key, each other key may have the
+        end of one turn and all of the next, which may exceed a quantum by a request.
         """
-        rounds = 2 + requests * self.quantum // self.half_round(0)
-        return rounds * 2 * (self.half_round(most or requests) + self.quantum)
+        quanta = requests + 3 * others * (requests + 1)
+        rounds = 1 + quanta * self.quantum // self.half_round(0)
+        first = self.half_round(most or requests)
+        later = self.half_round(0) if others else first
+        return 2 * (first + self.quantum) + rounds * 2 * (later + self.quantum)

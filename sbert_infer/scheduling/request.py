@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 
 import numpy as np
 import numpy.typing as npt
 
 from sbert_infer.scheduling.timeline import BatchRun, Timeline
+from sbert_infer.types import INTERACTIVE, Priority
 
 Indices = npt.NDArray[np.int64]
 
@@ -24,9 +26,17 @@ class Request:
     timeline: Timeline | None = None  # of its caller, if that traces it
 
     def __init__(
-        self, lengths: Indices | None, *, arrival: float, deadline: float = math.inf, prompt_length: int = 0
+        self,
+        lengths: Indices | None,
+        *,
+        arrival: float,
+        deadline: float = math.inf,
+        prompt_length: int = 0,
+        priority: Priority = INTERACTIVE,
+        key: Hashable = None,  # requests of one key share its turns
     ) -> None:
         self.arrival, self.deadline, self.prompt_length = arrival, deadline, prompt_length
+        self.priority, self.key = priority, key
         self.ended = False  # finished or dropped: no more of its texts will start
         self._taken = 0
         if lengths is not None:
@@ -82,6 +92,11 @@ class Work:
         # `last_started` is when the last run began, if the batch failed and runs in halves.
         self.started = self.last_started = math.inf
         self.alone = False  # whether no other batch runs or waits
+
+    @property
+    def priority(self) -> Priority:
+        """The priority of all its texts."""
+        return self.parts[0][0].priority
 
     def leave_out_dropped(self, now: float) -> None:
         """Remove texts of requests that were dropped or are past their deadline."""

@@ -1,42 +1,30 @@
-"""The scheduler: a queue of requests that decides which texts run next, without threads or a clock.
+"""The scheduler: queues of requests that decide which texts run next, without threads or a clock.
 
-Texts leave the queue in rounds. A round takes half of its texts from the requests in turn, a
-quantum from each, and half from the oldest requests. It cuts them into batches as `encode` does,
-and workers take the batches one by one. Taking turns bounds how long a small request waits for
-large ones before it; taking the oldest bounds how long a large request waits for small ones after
-it. A request may be added before its tokens are counted; workers then count them, a few requests at
-a time. See docs/adr/0010.
+Requests wait in two lanes, interactive and bulk. Interactive batches go first, also on workers
+beyond those that bulk batches may use, but bulk is owed a share of the tokens while it waits. A
+request may be added before its tokens are counted; workers then count them, a few requests at a
+time. See docs/adr/0010 and 0022.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
-from collections.abc import Iterator
-from contextlib import suppress
-from itertools import islice
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Hashable
 
 from sbert_infer.errors import CallTooLargeError, OverloadedError
+from sbert_infer.scheduling.lane import Lane
 from sbert_infer.scheduling.limits import Limits
-from sbert_infer.scheduling.request import Part, Request, Work
-from sbert_infer.text.batching import cut_batches, cut_in_order
+from sbert_infer.scheduling.request import Request, Work
+from sbert_infer.types import BULK, INTERACTIVE, Priority
 
-Indices = npt.NDArray[np.int64]
-
+# Interactive tokens for each bulk token, while both wait: three quarters of the speed.
+_PER_BULK_TOKEN = 3
 # The weight of the newest batch in the measured speed.
 _NEWEST = 0.1
 # A request is accepted if it should be done within this share of its time. Later, smaller requests
 # overtake large ones, and speeds vary: in a simulation at five times the load, a tenth of the work
 # was late with 0.8, and none with 0.6.
 _USABLE = 0.6
-# The most tokens that a worker reads before it gets its batch: about 3 ms of tokenizing, during
-# which it holds the lock.
-_READ_TOKENS = 2048
-# The share of packed rows that texts fill, at least of many: 64 texts of mixed lengths fill 97 %.
-_FILL = 0.95
 # When a refused client should retry, if no speed was measured yet.
 _RETRY_S = 1.0
 # Up to this many requests may wait until their deadlines. They may be all the callers there are,
@@ -48,7 +36,7 @@ _OVERLOAD_S = 10.0
 
 
 class Scheduler:
-    """A queue of requests. `now` is any monotonic clock, in seconds.
+    """Two queues of requests. `now` is any monotonic clock, in seconds.
 
     The caller must hold the lock, except for `add` and `check`: only one thread, which must never
     block, may call those.
@@ -57,23 +45,14 @@ class Scheduler:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.running: set[Work] = set()
-        # These two are written only by the thread that adds requests.
-        self.reserved_tokens = 0  # tokens of texts that are still being tokenized
-        self._overload_until = -math.inf
-        # Requests that are not read yet. The counters in `add` only grow, and are written only by
-        # the thread that adds requests. Requests that leave are counted separately, under the lock.
-        self._arrivals: deque[Request] = deque()
-        self._added = self._added_tokens = 0
-        self._ended = self._read_tokens = 0
+        self.lanes: dict[Priority, Lane] = {INTERACTIVE: Lane(limits), BULK: Lane(limits)}
+        # Tokens that bulk must start before more interactive ones: once it is a full batch, that
+        # goes first.
+        self._owed = 0.0
         self._done_tokens = self._done_s = 0.0  # recent tokens and seconds under load
         self._mark = 0.0  # when a batch last ended, or the first one started
+        self._running_tokens = 0
         self.batches = self.batch_tokens = self.padded_tokens = 0
-        # Requests with texts that no round has taken: the oldest first, and the one whose turn is
-        # next first.
-        self._ages: OrderedDict[Request, None] = OrderedDict()
-        self._turns: OrderedDict[Request, None] = OrderedDict()
-        self._waiting_texts = self._waiting_tokens = self._round_tokens = self._running_tokens = 0
-        self._round: deque[Work] = deque()
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -83,54 +62,54 @@ class Scheduler:
     @property
     def requests(self) -> int:
         """The number of requests that have not ended, including those that run."""
-        return self._added - self._ended
+        return sum(lane.requests for lane in self.lanes.values())
 
     @property
     def may_read(self) -> bool:
         """Whether `next_batch` would read new requests."""
-        return bool(self._arrivals) and len(self.running) < self.limits.workers
+        return any(self.lanes[priority].has_arrivals for priority in self._startable())
 
     @property
     def queued_texts(self) -> int:
         """The number of texts that have not started."""
-        unread = sum(request.texts for request in self._unread())
-        return unread + self._waiting_texts + sum(work.texts for work in self._round)
+        return sum(lane.queued_texts for lane in self.lanes.values())
 
     @property
     def queued_tokens(self) -> int:
         """The number of tokens that have not started, estimated if not counted yet."""
-        unread = self._added_tokens - self._read_tokens
-        return self.reserved_tokens + unread + self._waiting_tokens + self._round_tokens
+        return sum(lane.queued_tokens for lane in self.lanes.values())
 
     def oldest_age(self, now: float) -> float:
         """Return how long the oldest request with texts in the queue has waited, in seconds."""
-        ready = [request.arrival for work in self._round for request, _ in work.parts if not request.ended]
-        unread = [request.arrival for request in self._unread()]
-        return now - min([*ready, *unread, *(request.arrival for request in islice(self._ages, 1))], default=now)
+        return max(lane.oldest_age(now) for lane in self.lanes.values())
 
-    def check(self, tokens: int, deadline: float, now: float) -> None:
-        """Raise if this many tokens do not fit into the queue, or would not be done in time.
+    def check(
+        self, tokens: int, deadline: float, now: float, priority: Priority = INTERACTIVE, key: Hashable = None
+    ) -> None:
+        """Raise if this many tokens do not fit into their lane, or would not be done in time.
 
         Called without the lock, this reads counters that may be off by a round that is just being
-        made. It also notes when an overload begins.
+        made. It also notes when an overload begins. A key with less than its share of the lane is
+        not refused because of what others have queued, but for its deadline.
         """
-        most, queued = self.limits.max_queue_tokens, self.queued_tokens
+        most = self.limits.max_queue_tokens
         if tokens > most:
             what = f"the texts have {tokens} tokens, more than max_queue_tokens={most}"
             raise CallTooLargeError(f"{what}: send fewer at once, or raise it", most)
-        speed = self.tokens_per_s
-        if queued + tokens > most:
+        lane, speed = self.lanes[priority], self.tokens_per_s
+        queued, has_share = lane.queued_tokens, lane.has_share(key, tokens)
+        if queued + tokens > most and not has_share:
             wait = _RETRY_S if speed is None else (queued + tokens - most) / speed
             raise OverloadedError(f"the queue is full: {queued} of {most} tokens, and {tokens} more", wait)
         # With little work ahead, accept it however slow the last batches were: speeds may change.
-        ahead = self._tokens_ahead(tokens)
+        ahead = self._tokens_ahead(tokens, priority, key)
         if speed is None or ahead < self.limits.half_round(0):
             return
         wait, patience = ahead / speed, self.limits.max_wait_s
-        if wait > patience and self.requests >= _PATIENT:
-            self._overload_until = now + _OVERLOAD_S
-        if wait > patience and now < self._overload_until:
-            raise OverloadedError(f"the queue is too long: {self.requests} requests, {wait:.1f} s", wait - patience)
+        if wait > patience and lane.requests >= _PATIENT:
+            lane.overload_until = now + _OVERLOAD_S
+        if wait > patience and now < lane.overload_until and not has_share:
+            raise OverloadedError(f"the queue is too long: {lane.requests} requests, {wait:.1f} s", wait - patience)
         need, left = wait + tokens / speed, deadline - now
         if need > _USABLE * left:
             self.check_possible(tokens, left)
@@ -146,24 +125,16 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Add a request with at least one text. Its `tokens` may be estimated until it is read."""
-        self._added += 1
-        self._added_tokens += request.tokens
-        request.unread_tokens = request.tokens
-        self._arrivals.append(request)
+        self.lanes[request.priority].add(request)
 
     def drop(self, request: Request) -> None:
         """Start no more texts of a request. Texts that already run are finished and ignored."""
-        self._ended += not request.ended
-        request.ended = True
-        self._forget(request)
-        if request.unread_tokens:
-            self._count_read(request)
-            with suppress(ValueError):  # it has just been removed
-                self._arrivals.remove(request)
+        self.lanes[request.priority].drop(request)
 
     def drop_all(self) -> list[Request]:
         """Drop every request that has texts in the queue, and return those requests."""
-        found = [request for request in dict.fromkeys(self._requests()) if not request.ended]
+        queued = [request for lane in self.lanes.values() for request in lane.queued()]
+        found = [request for request in dict.fromkeys(queued) if not request.ended]
         for request in found:
             self.drop(request)
         return found
@@ -173,22 +144,15 @@ class Scheduler:
 
         Requests past their deadlines are left out.
         """
-        if self.may_read:
-            self._read_arrivals(now)
-        while len(self.running) < self.limits.workers:
-            if not self._round:
-                if self._arrivals and self._waiting_tokens < self.limits.min_batch_tokens:
-                    self._read_arrivals(now)
-                elif self._may_leave(now):
-                    self._cut_round(now)
-                else:
-                    return None
-                continue
-            work = self._round.popleft()
-            self._round_tokens -= work.tokens
-            work.leave_out_dropped(now)
-            if work.parts:
-                return self._start(work, now)
+        startable = self._startable()
+        for priority in startable:
+            self.lanes[priority].read_arrivals(now)
+        for priority in startable:
+            lane = self.lanes[priority]
+            # Waiting for more texts would only let the other lane's go first.
+            other_waits = any(other.waits for other in self.lanes.values() if other is not lane)
+            if (work := lane.next_batch(now, at_once=not lane.running or other_waits)) is not None:
+                return self._start(work, lane, now)
         return None
 
     def wake_at(self) -> float:
@@ -196,10 +160,7 @@ class Scheduler:
 
         Requests that are not read yet do not count.
         """
-        oldest = next(iter(self._ages), None)
-        if oldest is None or len(self.running) >= self.limits.workers:
-            return math.inf
-        return oldest.arrival + self.limits.max_delay_s
+        return min((self.lanes[priority].wake_at() for priority in self._startable()), default=math.inf)
 
     def done(self, work: Work, now: float) -> list[Request]:
         """Note that a batch has run, and return the requests that are now complete.
@@ -212,7 +173,8 @@ class Scheduler:
         # The speed that matters is the one under load: the tokens that are finished while at least
         # a full batch waits, whatever takes the time. Small batches of a few callers would make it
         # seem much lower, and large requests would be refused.
-        if self.queued_tokens - self.reserved_tokens >= self.limits.max_batch_tokens:
+        reserved = sum(lane.reserved_tokens for lane in self.lanes.values())
+        if self.queued_tokens - reserved >= self.limits.max_batch_tokens:
             self._done_tokens = work.tokens + (1 - _NEWEST) * self._done_tokens
             self._done_s = now - self._mark + (1 - _NEWEST) * self._done_s
         self._mark = now
@@ -221,7 +183,7 @@ class Scheduler:
             request.unfinished -= len(rows)
             if not request.unfinished and not request.ended:
                 request.ended = True
-                self._ended += 1
+                self.lanes[request.priority].ended += 1
                 finished.append(request)
         return finished
 
@@ -230,126 +192,47 @@ class Scheduler:
         if work not in self.running:
             return False
         self.running.remove(work)
+        self.lanes[work.priority].running -= 1
         self._running_tokens -= work.tokens
         return True
 
-    def _tokens_ahead(self, tokens: int) -> int:
+    def _startable(self) -> tuple[Priority, ...]:
+        """Return the lanes whose batches may start now, the one that goes first first."""
+        owes = self._owed >= self.limits.quantum and self.lanes[BULK].waits
+        if len(self.running) < self.limits.workers:
+            return (BULK, INTERACTIVE) if owes else (INTERACTIVE, BULK)
+        # Only beside bulk: interactive batches that wait for each other fill up instead.
+        has_spare = len(self.running) < self.limits.workers + self.limits.spare_workers
+        return (INTERACTIVE,) if has_spare and self.lanes[BULK].running and not owes else ()
+
+    def _tokens_ahead(self, tokens: int, priority: Priority, key: Hashable) -> int:
         """Return how many tokens may run before a new request is done, if no more requests come."""
-        queued = self.queued_tokens
+        lane = self.lanes[priority]
+        queued = lane.queued_tokens
         if tokens <= self.limits.quantum:  # done in its first turn
-            queued = min(queued, self.limits.tokens_before_turn(len(self._turns) + len(self._arrivals)))
-        return self._running_tokens + queued
-
-    def _read_arrivals(self, now: float) -> None:
-        room = _READ_TOKENS
-        while room > 0 and self._arrivals:
-            request = self._arrivals.popleft()
-            room -= 0 if request.is_counted else request.unread_tokens
-            self._count_read(request)
-            if not request.ended and request.deadline > now:
-                if request.read():
-                    self._ages[request] = self._turns[request] = None
-                    self._waiting_texts += request.waiting_texts
-                    self._waiting_tokens += request.waiting_tokens
-                else:
-                    self.drop(request)
-
-    def _count_read(self, request: Request) -> None:
-        self._read_tokens += request.unread_tokens
-        request.unread_tokens = 0
-
-    def _may_leave(self, now: float) -> bool:
-        if not self._ages:
-            return False
-        full = self._waiting_tokens >= self.limits.min_batch_tokens
-        return full or not self.running or now >= self.wake_at()
-
-    def _cut_round(self, now: float) -> None:
-        parts = list(self._pick(now))
-        if not parts:
-            return
-        owners = np.repeat(np.arange(len(parts)), [len(rows) for _, rows in parts])
-        rows = np.concatenate([rows for _, rows in parts])
-        lengths = np.concatenate([request.lengths[rows] for request, rows in parts])
-        prompts = np.array([request.prompt_length for request, _ in parts])[owners]
-        ready: list[tuple[int, Work]] = []
-        for prompt in np.unique(prompts):  # the model takes one prompt length for a whole batch
-            texts = np.flatnonzero(prompts == prompt)
-            for group, length in self._cut(lengths[texts]):
-                chosen = np.sort(texts[group])
-                cuts = np.flatnonzero(np.diff(owners[chosen])) + 1
-                pieces = [(parts[owners[piece[0]]][0], rows[piece]) for piece in np.split(chosen, cuts)]
-                tokens = int(lengths[chosen].sum())
-                work = Work(pieces, length, int(prompt), texts=len(chosen), tokens=tokens)
-                ready.append((int(chosen[0]), work))
-        self._round.extend(work for _, work in sorted(ready, key=lambda ranked: ranked[0]))
-        self._round_tokens += int(lengths.sum())
-
-    def _cut(self, lengths: Indices) -> Iterator[tuple[Indices, int | None]]:
-        """Yield the texts of each batch, and the length that they are padded to; None if packed.
-
-        Any texts fill rows well, so those that are packed stay in their order, most urgent first.
-        """
-        budget, most = self._budget(lengths), self.limits.max_batch_texts
-        rounding = (self.limits.length_multiple, self.limits.max_length)
-        if self.limits.packed:
-            yield from ((group, None) for group in cut_in_order(lengths, int(_FILL * budget), most))
+            queued = min(queued, lane.tokens_before_turn(key))
+        if priority == INTERACTIVE:
+            others = min(self.lanes[BULK].queued_tokens, queued // _PER_BULK_TOKEN)
         else:
-            yield from ((batch.texts, batch.length) for batch in cut_batches(lengths, budget, most, *rounding))
+            others = min(self.lanes[INTERACTIVE].queued_tokens, (queued + tokens) * _PER_BULK_TOKEN)
+        return self._running_tokens + queued + others
 
-    def _budget(self, lengths: Indices) -> int:
-        """Return the tokens per batch: the backend's best, or less to give every worker a share.
-
-        Workers that are still busy get a share, too: in a simulation of short texts at 70 % load,
-        that reduced p99 by a fifth.
-        """
-        share = -(-int(lengths.sum()) // self.limits.workers)
-        return min(self.limits.max_batch_tokens, max(share, self.limits.min_batch_tokens))
-
-    def _pick(self, now: float) -> Iterator[Part]:
-        """Take the texts of a round from the queue, most urgent first."""
-        half = self.limits.half_round(len(self._turns))
-        for queue in (self._turns, self._ages):
-            room = half
-            while queue and room > 0:
-                request = next(iter(queue))
-                if request.deadline <= now:
-                    self._forget(request)
-                    continue
-                rows = request.take(self.limits.quantum if queue is self._turns else room)
-                tokens = int(request.lengths[rows].sum())
-                self._waiting_texts -= len(rows)
-                self._waiting_tokens -= tokens
-                room -= tokens
-                if not request.waiting_texts:
-                    self._forget(request)
-                elif queue is self._turns:
-                    queue.move_to_end(request)
-                yield request, rows
-
-    def _forget(self, request: Request) -> None:
-        if request in self._ages:
-            del self._ages[request], self._turns[request]
-            self._waiting_texts -= request.waiting_texts
-            self._waiting_tokens -= request.waiting_tokens
-
-    def _start(self, work: Work, now: float) -> Work:
-        work.alone = not (self.running or self._round or self._ages or self._arrivals)
+    def _start(self, work: Work, lane: Lane, now: float) -> Work:
+        work.alone = not self.running and not any(each.waits for each in self.lanes.values())
         if not self.running:
             self._mark = now
         self.running.add(work)
+        lane.running += 1
+        self._count_owed(work)
         work.started = work.last_started = now
         self._running_tokens += work.tokens
         self.batches += 1
         self.batch_tokens += work.tokens
         return work
 
-    def _requests(self) -> Iterator[Request]:
-        """Yield every request that has texts in the queue, some of them twice."""
-        for work in self._round:
-            yield from (request for request, _ in work.parts)
-        yield from self._ages
-        yield from self._unread()
-
-    def _unread(self) -> list[Request]:
-        return [request for request in list(self._arrivals) if not request.ended]  # a copy: others may add more
+    def _count_owed(self, work: Work) -> None:
+        """Count what bulk is owed: nothing while it does not wait."""
+        if work.priority == BULK:
+            self._owed = max(0.0, self._owed - work.tokens)
+        else:
+            self._owed = self._owed + work.tokens / _PER_BULK_TOKEN if self.lanes[BULK].waits else 0.0

@@ -7,11 +7,20 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sbert_infer.errors import TruncationError
-from sbert_infer.types import Encoded, Observe
+from sbert_infer.types import Encoded, Observe, Priority
 
 logger = logging.getLogger("sbert_infer")
+
+
+class LaneStats(NamedTuple):
+    """What waits of one priority."""
+
+    queued_texts: int  # texts that have not started
+    queued_tokens: int
+    oldest_age_s: float  # age of the oldest text in the queue
 
 
 @dataclass(frozen=True)
@@ -19,9 +28,7 @@ class AsyncStats:
     """Counters and gauges of an `AsyncEngine`."""
 
     ready: bool
-    queued_texts: int  # texts that have not started
-    queued_tokens: int
-    oldest_age_s: float  # age of the oldest text in the queue
+    lanes: Mapping[Priority, LaneStats]
     running_batches: int
     tokens_per_s: float | None  # measured speed under load
     requests: int  # this and the fields below count since the start
@@ -33,6 +40,21 @@ class AsyncStats:
     padded_tokens: int  # tokens that ran, padding included
     restarts: int  # how often hung or dead workers were replaced
     errors: Mapping[str, int]  # calls that failed, by the name of the exception
+
+    @property
+    def queued_texts(self) -> int:
+        """Texts that have not started."""
+        return sum(lane.queued_texts for lane in self.lanes.values())
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens that have not started."""
+        return sum(lane.queued_tokens for lane in self.lanes.values())
+
+    @property
+    def oldest_age_s(self) -> float:
+        """Age of the oldest text in the queue."""
+        return max(lane.oldest_age_s for lane in self.lanes.values())
 
 
 class CallCounts:

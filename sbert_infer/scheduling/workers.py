@@ -50,7 +50,7 @@ class _Run(NamedTuple):
 
 
 class Workers:
-    """One thread for each worker of the backend, and one that watches them.
+    """One thread for each worker of the backend, spare ones too, and one that watches them.
 
     The condition `changed` guards the scheduler.
     """
@@ -112,7 +112,7 @@ class Workers:
     def _begin(self, backend: Backend) -> None:
         threads = [
             threading.Thread(target=self._work, args=(backend,), name=f"sbert-infer-worker_{number}", daemon=True)
-            for number in range(backend.workers)
+            for number in range(backend.workers + backend.spare_workers)
         ]
         with self.changed:  # held until all have started: `stop` can't join one that has not
             self._backend, self.problem, self._threads = backend, "", threads

@@ -22,6 +22,7 @@ _KEPT = (
     "process_start_time",
     "sbert_batch",
     "sbert_cache",
+    "sbert_class_seconds_bucket",
     "sbert_errors",
     "sbert_http_connections",
     "sbert_http_requests",
@@ -71,5 +72,6 @@ class History:
     def _values(self) -> Iterator[tuple[_Key, float]]:
         for family in self._registry.collect():
             for name, labels, value, *_ in family.samples:
-                if name.startswith(_KEPT) and ("le" not in labels or labels.get("stage") == "total"):
+                plotted = "le" not in labels or "class" in labels or labels.get("stage") == "total"
+                if name.startswith(_KEPT) and plotted:
                     yield (name, tuple(labels.items())), value

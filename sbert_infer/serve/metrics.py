@@ -21,7 +21,7 @@ from sbert_infer.serve.history import History
 from sbert_infer.serve.logs import lost_lines
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
-from sbert_infer.types import Observe
+from sbert_infer.types import BULK, INTERACTIVE, Observe
 
 _ERROR_KINDS = {
     "OverloadedError": "overloaded",
@@ -66,6 +66,13 @@ class Metrics:
         self._stages = Histogram(
             "sbert_stage_seconds", "Time by stage.", ["model", "stage"], buckets=_SECONDS, registry=registry
         )
+        self._classes = Histogram(
+            "sbert_class_seconds",
+            "Time of calls that were encoded, by their priority.",
+            ["model", "class"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self._batches = Histogram(
             "sbert_batch_size_tokens", "Tokens in each batch.", ["model"], buckets=_TOKENS, registry=registry
         )
@@ -78,6 +85,7 @@ class Metrics:
         stages: dict[str, Callable[[float], None]] = {
             stage: self._stages.labels(model, stage).observe for stage in ("tokenize", "queue", "run", "total")
         }
+        stages |= {priority: self._classes.labels(model, priority).observe for priority in (INTERACTIVE, BULK)}
         stages["batch_tokens"] = self._batches.labels(model).observe
 
         def observe(name: str, value: float) -> None:
@@ -165,10 +173,17 @@ def _counters(models: list[Model]) -> Iterator[CounterMetricFamily]:
 
 def _gauges(models: list[Model]) -> Iterator[GaugeMetricFamily]:
     stats = [(model.name, model.engine.stats(), model) for model in models]
+    for name, text, field in (
+        ("sbert_queue_texts", "Texts that wait, by priority.", "queued_texts"),
+        ("sbert_queue_tokens", "Tokens that wait, by priority.", "queued_tokens"),
+        ("sbert_queue_oldest_seconds", "How long the oldest has waited, by priority.", "oldest_age_s"),
+    ):
+        family = GaugeMetricFamily(name, text, labels=["model", "class"])
+        for model, found, _ in stats:
+            for priority, lane in found.lanes.items():
+                family.add_metric([model, priority], getattr(lane, field))
+        yield family
     for name, text, values in (
-        ("sbert_queue_texts", "Texts that wait.", [s.queued_texts for _, s, _ in stats]),
-        ("sbert_queue_tokens", "Tokens that wait.", [s.queued_tokens for _, s, _ in stats]),
-        ("sbert_queue_oldest_seconds", "How long the oldest has waited.", [s.oldest_age_s for _, s, _ in stats]),
         ("sbert_running_batches", "Batches that run now.", [s.running_batches for _, s, _ in stats]),
         ("sbert_speed_tokens_per_second", "As measured under load.", [s.tokens_per_s for _, s, _ in stats]),
         ("sbert_ready", "1 if it takes calls.", [int(s.ready) for _, s, _ in stats]),

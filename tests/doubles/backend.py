@@ -26,6 +26,7 @@ class FakeBackend:
 
     device = "cpu"
     workers = 2
+    spare_workers = 0
     threads = 1
     max_batch_tokens = 128
     min_batch_tokens = 16

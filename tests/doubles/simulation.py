@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -19,8 +20,8 @@ LIMITS = Limits(max_batch_tokens=512, min_batch_tokens=64, workers=2, max_length
 SPEED = 5000.0  # tokens per second and worker
 
 
-def request(*lengths: int, arrival: float = 0.0, timeout: float = math.inf, prompt_length: int = 0) -> Request:
-    return Request(np.array(lengths), arrival=arrival, deadline=arrival + timeout, prompt_length=prompt_length)
+def request(*lengths: int, arrival: float = 0.0, timeout: float = math.inf, **options: Any) -> Request:
+    return Request(np.array(lengths), arrival=arrival, deadline=arrival + timeout, **options)
 
 
 class Unread(Request):

@@ -43,7 +43,7 @@ ORDERS = {
     "sbert_infer.bench": """
         inside | needs_gpu | errors, stats, workloads < contest < report, console
         < quality | load | gpu_model < session
-        < cli | demo | base_model | shapes
+        < cli | demo | base_model | shapes | lanes
     """,
 }
 

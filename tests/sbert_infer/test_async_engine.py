@@ -199,6 +199,29 @@ def test_a_full_queue_refuses_at_once_and_takes_calls_again(small: Engine, fakes
     run(main)
 
 
+def test_a_query_does_not_wait_for_the_batches_of_bulk(small: Engine, fakes: list[FakeBackend]) -> None:
+    gate = Gate()
+    fakes[0].spare_workers = 1
+    fakes[0].fault = lambda vectors: gate(vectors) if len(vectors) > 1 else None
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            bulk = asyncio.ensure_future(engine.encode([f"text {number}" for number in range(100)]))
+            await gate.wait_for(2)
+            assert (await engine.encode("a cat")).shape == (24,)
+            waiting = engine.stats().lanes
+            assert waiting["bulk"].queued_texts > 0 == waiting["interactive"].queued_texts
+            beside = asyncio.ensure_future(engine.encode("a dog", priority="bulk"))
+            await until(lambda: engine.stats().lanes["bulk"].queued_texts > waiting["bulk"].queued_texts)
+            gate.opened.set()
+            assert (await bulk).shape == (100, 24)
+            await beside
+            with pytest.raises(ValueError, match="priority must be 'interactive', 'bulk' or None, got 'urgent'"):
+                await engine.encode("a cat", priority="urgent")  # type: ignore[arg-type]
+
+    run(main)
+
+
 def test_tokenizing_does_not_hold_up_the_event_loop(small: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenize, ticked = Tokenizer.__call__, threading.Event()
 

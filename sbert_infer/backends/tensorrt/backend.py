@@ -31,6 +31,7 @@ class TensorRTBackend:
     outputs: tuple[str, ...] = (SENTENCE,)
     # Smaller batches do not keep a GPU busy, so a small call is not split further.
     min_batch_tokens = 2048
+    spare_workers = 0  # a batch takes a few ms
 
     def __init__(
         self,

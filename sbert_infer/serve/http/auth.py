@@ -36,13 +36,14 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def admit(self, authorization: bytes, api_key: bytes = b"") -> bool:
-        """Whether one of these headers has a valid key.
+    def find(self, authorization: bytes, api_key: bytes = b"") -> bytes | None:
+        """The digest of the valid key in one of these headers, or None.
 
         `authorization` has it as a bearer token or as the password of Basic, `api-key` as it is.
         """
         given = _digest(_key_in(authorization) if authorization else api_key.strip())
-        return any([hmac.compare_digest(given, digest) for digest in self._digests])  # noqa: C419  compare with all, in constant time
+        found = [hmac.compare_digest(given, digest) for digest in self._digests]  # with all, in constant time
+        return given if any(found) else None
 
 
 class Access:
@@ -74,15 +75,17 @@ class Access:
         authorization = first_header(headers, b"authorization")
         if scope["path"].startswith(ADMIN) and self.admin_keys:
             self._check_admin(authorization)
-        elif self.keys and not self.keys.admit(authorization, first_header(headers, b"api-key")):
-            raise _no_key("API key")
+        elif self.keys:
+            scope["sbert.key"] = self.keys.find(authorization, first_header(headers, b"api-key"))
+            if scope["sbert.key"] is None:
+                raise _no_key("API key")
 
     def _check_admin(self, authorization: bytes) -> None:
-        if self.admin_keys.admit(authorization):
+        if self.admin_keys.find(authorization):
             if not authorization.lower().startswith(b"bearer "):
                 # A browser sends Basic by itself, even for a form on another site's page.
                 raise Problem("forbidden", "send the admin key as a bearer token: Authorization: Bearer KEY")
-        elif self.keys and self.keys.admit(authorization):
+        elif self.keys and self.keys.find(authorization):
             raise Problem("forbidden", "this needs an admin key (see --admin-key-file), and that is an API key")
         else:
             raise _no_key("admin key")

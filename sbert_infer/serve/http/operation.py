@@ -17,6 +17,7 @@ OPENAI, TEI, COHERE, OLLAMA = "OpenAI", "text-embeddings-inference", "Cohere", "
 READS = ("invalid_json", "invalid_request", "request_timeout", "body_too_large", "unsupported_media_type", "overloaded")
 _RUNS = (
     *READS,
+    "invalid_header",
     "empty_input",
     "timeout",
     "model_unavailable",

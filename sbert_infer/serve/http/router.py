@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from sbert_infer.errors import SbertInferError
 from sbert_infer.serve.http.auth import Access
 from sbert_infer.serve.http.body import read_body, refuse
+from sbert_infer.serve.http.caller import caller_of
 from sbert_infer.serve.http.operation import Operation, make_routes
 from sbert_infer.serve.http.request_log import log_engine_error
 from sbert_infer.serve.models.registry import Models
@@ -29,7 +30,7 @@ class Router:
     While the queue of the only model is full, requests for it are refused. That comes after the
     check of the keys, so that strangers learn nothing about the queue, and before the body is
     parsed, so that a refusal costs little. What passes may still be refused by the engine's own
-    queue, which knows how many tokens a request has.
+    queue, which knows how many tokens a request has, and whether that makes it interactive or bulk.
     """
 
     def __init__(self, operations: Sequence[Operation], models: Models, settings: Settings, access: Access) -> None:
@@ -51,7 +52,7 @@ class Router:
                 await self._others(scope, receive, send)
                 return
             if operation.runs_model:
-                self._models.check_room()
+                self._models.check_room(**caller_of(request))
             if operation.takes:
                 response = await operation.handler(request, await read_body(request, self._settings))
             else:

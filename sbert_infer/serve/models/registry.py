@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 from sbert_infer.errors import SbertInferError
 from sbert_infer.serve.models.served_model import INPUT_TYPES, Model
 from sbert_infer.serve.settings import ModelFile, Settings
 from sbert_infer.serve.wire.problems import Problem
-from sbert_infer.types import Observe
+from sbert_infer.types import Observe, Priority
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +64,15 @@ class Models:
         """Whether requests should be sent here."""
         return not self.draining and all(model.ready for model in self._models)
 
-    def check_room(self) -> None:
+    def check_room(self, priority: Priority | None, key: Hashable) -> None:
         """Raise the error that a request for one text would get now, if there is only one model.
 
         Which of several models a request is for is known once its body is read; then that model's
         own queue refuses and counts it.
         """
-        if len(self._models) == 1 and self.first.is_open and (refusal := self.first.engine.refusal()):
+        if len(self._models) > 1 or not self.first.is_open:
+            return
+        if refusal := self.first.engine.refusal(priority, key):
             self.first.engine.count_refusal(refusal)
             raise refusal
 

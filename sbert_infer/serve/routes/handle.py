@@ -11,6 +11,7 @@ from starlette.requests import Request
 from sbert_infer.artifact.manifest import ENCODER
 from sbert_infer.errors import CallTooLargeError
 from sbert_infer.serve.http.body import decode, while_connected
+from sbert_infer.serve.http.caller import caller_of
 from sbert_infer.serve.http.request_log import record_of
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
@@ -84,11 +85,12 @@ async def encode(
     if isinstance(inputs[0], str):
         texts = [text for text in inputs if isinstance(text, str)]
         check_sizes(texts)
-        return await run_model(request, model, len(texts), model.engine.encode_counted(texts, prompt_name, **options))
+        work = model.engine.encode_counted(texts, prompt_name, **options, **caller_of(request))
+        return await run_model(request, model, len(texts), work)
     if prompt_name is not None:
         raise Problem("invalid_request", "prompt_name is for texts, not for token ids", param="prompt_name")
     ids = id_lists(inputs)
-    return await run_model(request, model, len(ids), model.engine.encode_tokens(ids, **options))
+    return await run_model(request, model, len(ids), model.engine.encode_tokens(ids, **options, **caller_of(request)))
 
 
 async def run_model(request: Request, model: Model, texts: int, work: Coroutine[Any, Any, Encoded]) -> Encoded:

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sbert_infer.serve.http.body import read_body
+from sbert_infer.serve.http.caller import caller_of
 from sbert_infer.serve.http.operation import OPENAI, Handler, Operation, model_operation
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
@@ -90,7 +91,7 @@ class OpenAI:
 
     async def deployment(self, request: Request) -> Response:
         """Embed texts with the model that the path names. The router leaves such paths to us."""
-        self._models.check_room()
+        self._models.check_room(**caller_of(request))
         body = await read_body(request, self._settings)
         asked = decode_inputs(body, EmbeddingRequest, TokenEmbeddingRequest, self._settings.allow_token_ids)
         return await self._embed(request, asked, request.path_params["name"])

@@ -13,6 +13,7 @@ from sbert_infer import __version__
 from sbert_infer.serve.http.auth import OPEN_PATHS
 from sbert_infer.serve.http.operation import Operation
 from sbert_infer.serve.wire.problems import error_body, status_of
+from sbert_infer.types import BULK, INTERACTIVE
 
 Values = Mapping[str, Mapping[str, Any]]
 
@@ -21,7 +22,12 @@ _RETRY = {
     "retry-after": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}},
     "retry-after-ms": {"description": "The same, in milliseconds.", "schema": {"type": "integer", "minimum": 1}},
 }
-
+_PRIORITY = {
+    "name": "X-Priority",
+    "in": "header",
+    "description": "Interactive requests go before bulk ones. Without it, one that fits into a batch is interactive.",
+    "schema": {"type": "string", "enum": [INTERACTIVE, BULK]},
+}
 _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "basic": {"type": "http", "scheme": "basic"},
@@ -45,8 +51,10 @@ def describe(operations: Sequence[Operation], values: Values, *, with_keys: bool
     for operation in operations:
         path = operation.path.replace(":path}", "}")
         described = _describe_one(operation, by_type, with_keys)
-        if "{" in path:
-            described["parameters"] = [_name_parameter(values)]
+        parameters = [_PRIORITY] if operation.runs_model else []
+        parameters += [_name_parameter(values)] if "{" in path else []
+        if parameters:
+            described["parameters"] = parameters
         paths.setdefault(path, {})[operation.method.lower()] = described
     return {
         "openapi": "3.1.0",

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from sbert_infer.artifact.manifest import RERANKER
 from sbert_infer.reranker import activate, softmax
 from sbert_infer.serve.http.body import decode
+from sbert_infer.serve.http.caller import caller_of
 from sbert_infer.serve.http.operation import Operation, model_operation
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
@@ -78,7 +79,8 @@ class Reranking:
         """The scores before the activation, [pairs, labels]."""
         model.require(RERANKER)
         check_sizes([max(pair, key=len) for pair in pairs])
-        return await run_model(request, model, len(pairs), model.engine.predict_counted(pairs, **cut))
+        work = model.engine.predict_counted(pairs, **cut, **caller_of(request))
+        return await run_model(request, model, len(pairs), work)
 
 
 def ranked(scored: Encoded) -> list[tuple[int, float]]:

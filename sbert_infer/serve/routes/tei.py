@@ -12,6 +12,7 @@ from starlette.responses import Response
 from sbert_infer import __version__
 from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, TOKENS
 from sbert_infer.serve.http.body import decode, while_connected
+from sbert_infer.serve.http.caller import caller_of
 from sbert_infer.serve.http.operation import READS, TEI, Operation, model_operation
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
@@ -200,7 +201,8 @@ class Tei:
         """Embed texts as sparse vectors."""
         asked = decode(body, EmbedSparseRequest)
         model, texts = texts_for(asked, self._models, SPARSE_ENCODER)
-        work = model.engine.encode_sparse(texts, asked.prompt_name, **tei_truncation(asked, self._settings))
+        cut = tei_truncation(asked, self._settings)
+        work = model.engine.encode_sparse(texts, asked.prompt_name, **cut, **caller_of(request))
         encoded = await run_model(request, model, len(texts), work)
         return json_response(await sparse_json_array(encoded.vectors), truncation_headers(encoded))
 

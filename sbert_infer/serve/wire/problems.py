@@ -40,6 +40,7 @@ class Kind(NamedTuple):
 KINDS: Mapping[str, Kind] = {
     "invalid_json": Kind(400, 400, "Validation"),
     "invalid_request": Kind(400, 422, "Validation"),
+    "invalid_header": Kind(400, 400, "Validation"),
     "empty_input": Kind(400, 400, "Empty"),
     "too_many_inputs": Kind(400, 413, "Validation"),
     "too_many_tokens": Kind(413, 413, "Validation"),

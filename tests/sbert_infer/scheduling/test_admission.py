@@ -59,7 +59,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
 
 def test_texts_that_are_being_tokenized_count() -> None:
     scheduler = Scheduler(replace(LIMITS, max_queue_tokens=100))
-    scheduler.reserved_tokens += 60
+    scheduler.lanes["interactive"].reserved_tokens += 60
     scheduler.check(40, math.inf, 0.0)
     with pytest.raises(OverloadedError) as refusal:
         scheduler.check(41, math.inf, 0.0)

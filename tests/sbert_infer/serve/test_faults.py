@@ -251,11 +251,11 @@ def test_what_can_never_be_done_in_time_is_told_so(
 
     engine.timeout_s = 0.5
     assert "send at most 30 at once" in refusal()  # accepted, since nothing waits, and then not done
-    scheduler.reserved_tokens += 10_000
+    scheduler.lanes["bulk"].reserved_tokens += 10_000
     assert "at once, or raise the timeout" in refusal()  # at once
     engine.timeout_s = 30.0
     assert server.post(path, body).status_code == 429  # it could be done, but not now
-    scheduler.reserved_tokens -= 10_000
+    scheduler.lanes["bulk"].reserved_tokens -= 10_000
     assert 'sbert_errors_total{kind="too_large",model="small"} 2.0' in server.client.get("/metrics").text
 
 

@@ -23,11 +23,11 @@ def crowded(server: Running) -> Iterator[None]:
     """As if texts that fill the queue were being tokenized."""
     scheduler = server.server.models.first.engine._queue.scheduler
     most = scheduler.limits.max_queue_tokens
-    scheduler.reserved_tokens += most
+    scheduler.lanes["interactive"].reserved_tokens += most
     try:
         yield
     finally:
-        scheduler.reserved_tokens -= most
+        scheduler.lanes["interactive"].reserved_tokens -= most
 
 
 def read_answers(connection: socket.socket, number: int) -> list[tuple[bytes, bytes]]:
@@ -83,7 +83,7 @@ def test_a_refusal_counts_for_the_model_that_was_asked(start_server: Callable[..
     server = start_server(models=(ModelFile(served_onnx, "first"), ModelFile(served_onnx, "second")))
     schedulers = [model.engine._queue.scheduler for model in server.server.models]
     for scheduler in schedulers:
-        scheduler.reserved_tokens += scheduler.limits.max_queue_tokens
+        scheduler.lanes["interactive"].reserved_tokens += scheduler.limits.max_queue_tokens
     assert server.post("/v1/embeddings", {"input": "a cat", "model": "second"}).status_code == 429
     assert server.post("/embed", {"inputs": ["a cat"] * 3, "model": "second"}).status_code == 429
     metrics = server.client.get("/metrics").text

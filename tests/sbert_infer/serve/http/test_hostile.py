@@ -172,8 +172,10 @@ def test_nothing_is_left_of_clients_that_leave(victim: Victim) -> None:
         with victim.connect() as connection:  # in the headers, in the body, or after it
             connection.sendall((ask[:20], ask[:-20], ask)[number % 3])
     until(lambda: victim.metric("sbert_http_requests_in_progress") == 1)  # the one that asks
-    until(lambda: victim.metric('sbert_queue_tokens{model="small"}') == 0)  # the last may be accepted only now
-    until(lambda: victim.metric('sbert_queue_texts{model="small"}') == 0)
+    for priority in ("interactive", "bulk"):  # the last may be accepted only now
+        labels = f'{{class="{priority}",model="small"}}'
+        until(lambda labels=labels: victim.metric(f"sbert_queue_tokens{labels}") == 0)  # type: ignore[misc]
+        until(lambda labels=labels: victim.metric(f"sbert_queue_texts{labels}") == 0)  # type: ignore[misc]
     until(lambda: victim.metric('sbert_running_batches{model="small"}') == 0)
     if Path("/proc/self/fd").exists():
         until(lambda: len(list(Path(f"/proc/{victim.process.process.pid}/fd").iterdir())) < 50)

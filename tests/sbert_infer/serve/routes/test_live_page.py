@@ -62,6 +62,11 @@ sbert_stage_seconds_bucket{{le="0.01",model="m",stage="total"}} {fast}
 sbert_stage_seconds_bucket{{le="0.1",model="m",stage="total"}} {slow}
 sbert_stage_seconds_bucket{{le="+Inf",model="m",stage="total"}} {slow}
 sbert_stage_seconds_bucket{{le="0.01",model="m",stage="queue"}} {slow}
+sbert_class_seconds_bucket{{le="0.01",model="m",class="interactive"}} {fast}
+sbert_class_seconds_bucket{{le="+Inf",model="m",class="interactive"}} {fast}
+sbert_class_seconds_bucket{{le="1",model="m",class="bulk"}} 3
+sbert_class_seconds_bucket{{le="2",model="m",class="bulk"}} {slow}
+sbert_class_seconds_bucket{{le="+Inf",model="m",class="bulk"}} {slow}
 sbert_batch_size_tokens_count{{model="m"}} {batches}
 sbert_batch_size_tokens_sum{{model="m"}} {tokens}
 sbert_batch_tokens_total{{model="m"}} {tokens}
@@ -93,6 +98,8 @@ def test_figures_are_taken_between_two_scrapes(server: Running, open_page: Calla
     watched.wait(lambda: watched.value("tokens per batch") == "400")
     # Of 100 calls half took up to 10 ms, half 10 to 100 ms.
     assert [watched.value(p) for p in ("p50", "p95", "p99")] == ["10 ms", "91 ms", "98 ms"]
+    assert [watched.value(f"interactive {p}") for p in ("p50", "p99")] == ["5.0 ms", "9.9 ms"]
+    assert [watched.value(f"bulk {p}") for p in ("p50", "p99")] == ["1.50 s", "1.99 s"]
     assert watched.value("padding") == "20 %"
     assert watched.value("tokens waiting") == "1.2 k"
     assert watched.value("oldest text") == "35 ms"

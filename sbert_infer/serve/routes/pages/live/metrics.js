@@ -82,6 +82,9 @@ function sample(before, after, model) {
   const highest = (name, more) => Math.max(0, ...values(after.scrape, name, { ...where, ...more }));
   const total = { ...where, stage: "total" };
   const latency = q => quantile(q, before.scrape, after.scrape, "sbert_stage_seconds_bucket", total);
+  /** Median and p99 of the calls of one class. */
+  const lane = name => Object.fromEntries([50, 99].map(rank => [`${name} p${rank}`,
+    quantile(rank / 100, before.scrape, after.scrape, "sbert_class_seconds_bucket", { ...where, class: name })]));
   /** Values for each label that a metric has, if it has that label at all. */
   const by = (name, label, read) => Object.fromEntries(labelled(after.scrape, name, label)
     .map(value => [value.replaceAll("_", " "), read(name, { [label]: value })]));
@@ -104,6 +107,8 @@ function sample(before, after, model) {
     p50: latency(0.5),
     p95: latency(0.95),
     p99: latency(0.99),
+    interactive: lane("interactive"),
+    bulk: lane("bulk"),
     waiting: now("sbert_queue_tokens", whole),
     waitingBy: by("sbert_queue_tokens", "class", now),
     oldest: highest("sbert_queue_oldest_seconds"),

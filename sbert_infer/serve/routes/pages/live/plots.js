@@ -9,6 +9,8 @@ const PANELS = {
     ["Throughput", { read: s => ({ "texts/s": s.texts }), show: count, none: quiet },
       { read: s => ({ "tokens/s": s.tokens }), show: count, none: quiet }],
     ["Latency", { read: s => ({ p50: s.p50, p95: s.p95, p99: s.p99 }), show: seconds, none: quiet, style: "lines" }],
+    ["Lanes", { read: s => s.interactive, show: seconds, none: quiet, style: "lines" },
+      { read: s => s.bulk, show: seconds, none: () => "no bulk now", style: "lines" }],
     ["Queue", { read: s => ({ "tokens waiting": s.waiting, ...s.waitingBy }), show: count, none: idle, style: "parts" },
       { read: s => ({ "oldest text": s.oldest, ...s.oldestBy }), show: seconds, none: idle, style: "parts" }],
     ["Batches", { read: s => ({ "tokens per batch": s.batch }), show: count, none: quiet, limit: s => s.room },
