@@ -63,8 +63,7 @@ class AsyncEngine:
 
         Args:
             model: what `Engine` opens, or an open engine, which the caller must close.
-            workers: batches that run at once on a CPU; by default, one for each usable core. An
-                open engine has its own.
+            workers: batches at once on a CPU; by default one for each core. Not for an open engine.
             max_batch_tokens: tokens that run together, padding included; by default, what is
                 fastest on the backend.
             max_queue_tokens: tokens that may wait. A call that would exceed this is refused at
