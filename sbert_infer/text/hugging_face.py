@@ -169,7 +169,7 @@ class HuggingFaceTokenizer:
     def all_special_ids(self) -> list[int]:
         """The ids of `all_special_tokens`."""
         known = self.get_vocab()
-        return [known[token] for token in self.all_special_tokens]
+        return [known[token] for token in self.all_special_tokens if token in known]
 
     def __getattr__(self, name: str) -> Any:
         """Return a special token or its id, as `cls_token` or `sep_token_id`, or None."""
