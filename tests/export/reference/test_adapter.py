@@ -32,7 +32,7 @@ def write_adapter(base: Path, folder: Path, modules: Mapping[str, tuple[Tensor, 
         (folder / name).unlink()
     config = {"peft_type": "LORA", "base_model_name_or_path": str(base), "r": 3, "lora_alpha": 6, "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(config | settings), encoding="utf-8")
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, (a, b) in modules.items():
         kind, end = ("embedding_", "") if "embeddings" in name else ("", ".weight")
         tensors |= {f"base_model.model.{name}.lora_{kind}A{end}": a, f"base_model.model.{name}.lora_{kind}B{end}": b}
