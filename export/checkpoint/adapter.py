@@ -93,7 +93,7 @@ def read_adapter(folder: Path, root: Path, problems: Problems) -> Adapter | None
     problems += [f"{name}: '{key}' is {config[key]!r}, which is {remedy}" for key in odd]
     if not (folder / WEIGHTS).is_file():
         problems.append(f"{shown(folder, root) or 'the folder'} has an adapter without weights ({WEIGHTS})")
-    source = str(config.get("base_model_name_or_path") or "")
+    source = str(config.get("base_model_name_or_path") or "(not named)")
     revision = config.get("revision")
     try:
         base = locate(source if revision is None or Path(source).is_dir() else f"{source}@{revision}")

@@ -105,7 +105,8 @@ def _read_transformer(
     before = len(problems)
     adapter = read_adapter(folder, path, problems)
     base, root = (adapter.base, adapter.base) if adapter else (folder, path)
-    config = read_config(base, root, trust_remote_code, problems) if len(problems) == before else None
+    is_readable = len(problems) == before
+    config = read_config(base, root, trust_remote_code, problems) if is_readable else None
     task = _task(entries)
     settings = read_transformer_settings(folder, path, problems, task=task) if own else TransformerSettings()
     if task == "fill-mask" and first.kind == "Transformer" and settings.task is None:
@@ -114,7 +115,7 @@ def _read_transformer(
             f"{first.name}: SpladePooling needs 'transformer_task': 'fill-mask' in sentence_bert_config.json"
         )
     modules = _read_heads(path, entries, config, settings, problems) if own else _default_modules(config)
-    if len(problems) == before or adapter:
+    if is_readable:
         weight_files(base, shown(base, root), problems)
     tokenizer = read_tokenizer(folder, path, own, trust_remote_code, problems)
     limit = length_limit(settings.max_length, tokenizer, config, wanted, problems)

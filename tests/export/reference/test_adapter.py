@@ -27,11 +27,12 @@ QUERY, WORDS = "encoder.layer.1.attention.self.query", "embeddings.word_embeddin
 
 def write_adapter(base: Path, folder: Path, modules: Mapping[str, tuple[Tensor, Tensor]], **settings: Any) -> Path:
     """Write `base` as sentence-transformers does with an adapter: without its weights."""
-    shutil.copytree(base, folder, ignore=shutil.ignore_patterns("model.safetensors", "config.json"))
-    shutil.copytree(base / "1_Pooling", folder / "1_Pooling", dirs_exist_ok=True)  # with its config.json
+    shutil.copytree(base, folder)
+    for name in ("model.safetensors", "config.json"):
+        (folder / name).unlink()
     config = {"peft_type": "LORA", "base_model_name_or_path": str(base), "r": 3, "lora_alpha": 6, "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(config | settings), encoding="utf-8")
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, (a, b) in modules.items():
         kind, end = ("embedding_", "") if "embeddings" in name else ("", ".weight")
         tensors |= {f"base_model.model.{name}.lora_{kind}A{end}": a, f"base_model.model.{name}.lora_{kind}B{end}": b}

@@ -52,12 +52,12 @@ class Hub:
     """The hub: which commit each revision of one repository is."""
 
     def __init__(self, **commits: str) -> None:
-        self.commits = {None: commits["main"], **dict[str | None, str](commits)}
+        self.commits = commits
 
     def model_info(self, repository: str, *, revision: str | None, timeout: float) -> Any:
-        if repository != "someone/model" or revision not in self.commits:
+        if repository != "someone/model" or (revision or "main") not in self.commits:
             raise ValueError(f"404: {repository} {revision} was not found\nmore")
-        return SimpleNamespace(sha=self.commits[revision], siblings=[])
+        return SimpleNamespace(sha=self.commits[revision or "main"], siblings=[])
 
 
 def use_hub(monkeypatch: pytest.MonkeyPatch, **commits: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import resource
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -22,6 +24,7 @@ from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.onnx_file import _unseal, append_metadata
 from sbert_infer.embed import local as command
 from sbert_infer.embed.cli import main
+from sbert_infer.embed.read.parts import Part
 from sbert_infer.embed.write.journal import Journal
 
 PART, PARTS = 4096, 10
@@ -114,16 +117,21 @@ def test_a_slow_machine_saves_each_window(
     tmp_path: Path, corpus: Path, small_onnx: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts are cut by time, too. The output is the same wherever they end."""
+    saved: list[Part] = []
+    append = Journal.append
+
+    def count(journal: Journal, part: Part, *rest: Any) -> None:
+        saved.append(part)
+        append(journal, part, *rest)
 
     def run(name: str) -> tuple[int, bytes]:
-        saved = []
-        with monkeypatch.context() as patch:
-            append = Journal.append
-            patch.setattr(Journal, "append", lambda *args: (saved.append(1), append(*args)))
-            args = [corpus, small_onnx, "-o", tmp_path / name, "--columns", "", "--quiet"]
-            main(list(map(str, args)), standalone_mode=False)
+        saved.clear()
+        args = [corpus, small_onnx, "-o", tmp_path / name, "--columns", "", "--quiet"]
+        main(list(map(str, args)), standalone_mode=False)
         return len(saved), (tmp_path / name).read_bytes()
 
+    monkeypatch.setattr(Journal, "append", count)
+    monkeypatch.setattr(command, "_SAVE_S", math.inf)
     few, output = run("a.parquet")
     monkeypatch.setattr(command, "_SAVE_S", 0.0)
     many, same = run("b.parquet")
