@@ -115,26 +115,29 @@ def test_small_batches_of_a_few_callers_say_nothing_of_the_speed() -> None:
     scheduler.check(40_000, 30.0, 0.2)
 
 
+def queue(scheduler: Scheduler, requests: int) -> None:
+    for _ in range(requests):
+        scheduler.lanes["interactive"].hold(None, 128)
+        scheduler.add(request(128, arrival=1.0))
+
+
 def test_hundreds_may_wait_as_long_as_they_like_but_more_may_not() -> None:
     scheduler = loaded(0)  # has two running batches
-    for _ in range(253):
-        scheduler.add(request(128, arrival=1.0))
+    queue(scheduler, 253)
     scheduler.check(10, math.inf, 1.0)
-    scheduler.add(request(128, arrival=1.0))
+    queue(scheduler, 1)
     with pytest.raises(OverloadedError, match=r"too long: 256 requests, 31\.0 s") as refusal:
         scheduler.check(10, math.inf, 1.0)
     speed = scheduler.tokens_per_s
     assert speed is not None
     assert refusal.value.retry_after_s == pytest.approx((2 * 512 + 254 * 128) / speed - LIMITS.max_wait_s)
     scheduler.drop_all()
-    for _ in range(100):
-        scheduler.add(request(128, arrival=1.0))
+    queue(scheduler, 100)
     with pytest.raises(OverloadedError, match=r"too long: 102 requests, 12\.8 s"):
         scheduler.check(10, math.inf, 10.9)  # the overload is not over yet
     scheduler.check(10, math.inf, 11.1)
     patient = loaded(0, replace(LIMITS, max_wait_s=60.0))
-    for _ in range(256):
-        patient.add(request(128, arrival=1.0))
+    queue(patient, 256)
     patient.check(10, math.inf, 1.0)
 
 
