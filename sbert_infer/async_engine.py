@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,9 @@ from sbert_infer.errors import EngineError, OverloadedError, warn
 from sbert_infer.reranker import Reranker
 from sbert_infer.scheduling.call import CallOptions, within
 from sbert_infer.scheduling.call_queue import CallQueue
-from sbert_infer.scheduling.limits import Limits
+from sbert_infer.scheduling.limits import Limits, check_not_negative, check_positive
 from sbert_infer.scheduling.stats import AsyncStats, CallCounts
+from sbert_infer.scheduling.vector_cache import VectorCache
 from sbert_infer.scheduling.warmup import warm_up
 from sbert_infer.text.inputs import as_list, as_pairs, as_texts, check_on_truncate, check_pairs, check_texts
 from sbert_infer.types import Encoded, Observe, OnTruncate, Side, Text
@@ -56,6 +58,7 @@ class AsyncEngine:
         max_wait_s: float = 1.0,
         timeout_s: float = 30.0,
         hang_timeout_s: float = 20.0,
+        cache_mb: float = 0.0,
         observe: Observe = lambda name, value: None,
     ) -> None:
         """Open `model` and start the workers. Takes as long as opening an `Engine`.
@@ -74,19 +77,20 @@ class AsyncEngine:
             timeout_s: how long a call may take, unless it sets its own timeout.
             hang_timeout_s: a batch that runs longer than this is given up, and the worker and
                 backend that run it are replaced.
+            cache_mb: memory for vectors of texts that were encoded before; only a sentence encoder
+                takes it. See `stats` for how often they are asked for again.
             observe: called from several threads, as `observe(name, value)`. For each call it gets
                 the seconds of "tokenize", "queue" (once for each batch with texts of the call) and
                 "total"; for each batch, the seconds of "run" and the number of "batch_tokens".
 
         """
-        _check_positive(
+        check_positive(
             timeout_s=timeout_s,
             hang_timeout_s=hang_timeout_s,
             max_queue_tokens=max_queue_tokens,
             max_wait_s=max_wait_s,
         )
-        if max_delay_ms < 0:
-            raise ValueError(f"max_delay_ms must be at least 0, got {max_delay_ms}")
+        check_not_negative(max_delay_ms=max_delay_ms, cache_mb=cache_mb)
         self._owns = not isinstance(model, BaseEngine)
         artifact = model.artifact if isinstance(model, BaseEngine) else open_artifact(model)
         check_kind(artifact, (ENCODER, RERANKER, SPARSE_ENCODER), "AsyncEngine")
@@ -98,6 +102,7 @@ class AsyncEngine:
         self._pipeline, manifest = self.engine.pipeline, artifact.manifest
         # The output of calls that do not ask for fewer dimensions or unit length.
         self._output = SparseOutput(manifest) if manifest.kind == SPARSE_ENCODER else DenseOutput(manifest)
+        self.cache = VectorCache(cache_mb, manifest) if cache_mb and manifest.kind == ENCODER else None
         self._counts = CallCounts(observe)
         limits = Limits.of(
             self._pipeline.backend,
@@ -338,7 +343,7 @@ class AsyncEngine:
     ) -> CallOptions:
         """Check the arguments of a call and return them, with defaults filled in."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        _check_positive(timeout_s=timeout_s)
+        check_positive(timeout_s=timeout_s)
         on_truncate = self.engine.on_truncate if on_truncate is None else on_truncate
         check_on_truncate(on_truncate)
         if side not in (None, "left", "right"):
@@ -360,7 +365,10 @@ class AsyncEngine:
         with self._counts.call(len(texts), arrival):
             if not texts:
                 return self._nothing()
-            encoded = await self._queue.encode(texts, options, arrival)
+            run = self._queue.encode
+            if self.cache is not None:
+                run = partial(self.cache.encode, run, self._counts)
+            encoded = await run(texts, options, arrival)
             self._done(encoded, len(texts), options)
         return encoded
 
@@ -392,9 +400,3 @@ class AsyncEngine:
             limit, noun = self._pipeline.tokenizer.max_length, self._pipeline.noun
             cut = f"{encoded.truncated} of {texts} {noun}s were cut to {limit} tokens"
             warn(f"{cut}; see AsyncEngine.encode(on_truncate=...)")
-
-
-def _check_positive(**values: Any) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be more than 0, got {value}")

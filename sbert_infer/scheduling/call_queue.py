@@ -14,7 +14,7 @@ from sbert_infer.errors import DeadlineError, EngineError, WorkerError
 from sbert_infer.scheduling.call import Call, CallOptions, Deadlines, guess_tokens
 from sbert_infer.scheduling.limits import Limits
 from sbert_infer.scheduling.scheduler import Scheduler
-from sbert_infer.scheduling.stats import AsyncStats, CallCounts
+from sbert_infer.scheduling.stats import TOTALS, AsyncStats, CallCounts
 from sbert_infer.scheduling.tokenizer_pool import TokenizerPool
 from sbert_infer.scheduling.workers import Workers
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
@@ -90,7 +90,7 @@ class CallQueue:
                 oldest_age_s=scheduler.oldest_age(time.monotonic()),
                 running_batches=len(scheduler.running),
                 tokens_per_s=scheduler.tokens_per_s,
-                **{name: counts.totals[name] for name in ("requests", "texts", "tokens", "truncated")},
+                **{name: counts.totals[name] for name in TOTALS},
                 batches=scheduler.batches,
                 batch_tokens=scheduler.batch_tokens,
                 padded_tokens=scheduler.padded_tokens,

@@ -63,3 +63,17 @@ class Limits:
         """
         rounds = 2 + requests * self.quantum // self.half_round(0)
         return rounds * 2 * (self.half_round(most or requests) + self.quantum)
+
+
+def check_positive(**values: float) -> None:
+    """Raise `ValueError` for the first of these arguments that is not more than 0."""
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be more than 0, got {value}")
+
+
+def check_not_negative(**values: float) -> None:
+    """Raise `ValueError` for the first of these arguments that is not at least 0."""
+    for name, value in values.items():
+        if not value >= 0:
+            raise ValueError(f"{name} must be at least 0, got {value}")
