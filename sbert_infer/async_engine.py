@@ -29,7 +29,7 @@ from sbert_infer.scheduling.call import CallOptions, within
 from sbert_infer.scheduling.call_queue import CallQueue
 from sbert_infer.scheduling.limits import Limits, check_not_negative, check_positive
 from sbert_infer.scheduling.stats import AsyncStats, CallCounts
-from sbert_infer.scheduling.vector_cache import VectorCache
+from sbert_infer.scheduling.vector_cache import Run, VectorCache
 from sbert_infer.scheduling.warmup import warm_up
 from sbert_infer.text.inputs import as_list, as_pairs, as_texts, check_on_truncate, check_pairs, check_texts
 from sbert_infer.types import Encoded, Observe, OnTruncate, Side, Text
@@ -85,10 +85,7 @@ class AsyncEngine:
 
         """
         check_positive(
-            timeout_s=timeout_s,
-            hang_timeout_s=hang_timeout_s,
-            max_queue_tokens=max_queue_tokens,
-            max_wait_s=max_wait_s,
+            timeout_s=timeout_s, hang_timeout_s=hang_timeout_s, max_queue_tokens=max_queue_tokens, max_wait_s=max_wait_s
         )
         check_not_negative(max_delay_ms=max_delay_ms, cache_mb=cache_mb)
         self._owns = not isinstance(model, BaseEngine)
@@ -365,9 +362,9 @@ class AsyncEngine:
         with self._counts.call(len(texts), arrival):
             if not texts:
                 return self._nothing()
-            run = self._queue.encode
+            run: Run = self._queue.encode
             if self.cache is not None:
-                run = partial(self.cache.encode, run, self._counts)
+                run = partial(self.cache.encode, run, self._counts, self.engine.max_seq_length)
             encoded = await run(texts, options, arrival)
             self._done(encoded, len(texts), options)
         return encoded

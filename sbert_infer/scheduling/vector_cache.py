@@ -36,6 +36,14 @@ class _Rows(NamedTuple):
     tokens: npt.NDArray[np.int64]
     truncated: npt.NDArray[np.bool_]
 
+    def take(self, rows: Indices) -> _Rows:
+        """Return a copy of some rows."""
+        return _Rows(self.vectors[rows], self.tokens[rows], self.truncated[rows])
+
+    def put(self, rows: Indices, new: _Rows) -> None:
+        """Replace some rows; of several for the same place, the last one stays."""
+        self.vectors[rows], self.tokens[rows], self.truncated[rows] = new
+
 
 class VectorCache:
     """The vectors of one model, the least recently used of which make room for new ones.
@@ -62,21 +70,22 @@ class VectorCache:
         return len(self._slots)
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         """The bytes that its entries take."""
         return len(self._slots) * self._entry_bytes
 
     async def encode(
-        self, run: Run, counts: CallCounts, texts: list[Text], options: CallOptions, arrival: float
+        self, run: Run, counts: CallCounts, limit: int, texts: list[Text], options: CallOptions, arrival: float
     ) -> Encoded:
         """Return what `run(texts, options, arrival)` would, and run only texts that are not here.
 
-        The vectors of the others have the bits that they had when they were run.
+        The vectors of the others have the bits that they had when they were run. `limit` is where
+        texts are cut now, in tokens.
         """
         output = options.output
         if not isinstance(output, DenseOutput):
             return await run(texts, options, arrival)
-        keys = self._keys(texts, options)
+        keys = self._keys(texts, options, limit)
         missing, rows = self._find(keys, whole_texts_only=options.on_truncate == "error")
         counts.totals["cache_hits"] += len(texts) - len(missing)
         counts.totals["cache_misses"] += len(missing)
@@ -85,16 +94,15 @@ class VectorCache:
                 new = await run([texts[i] for i in missing], options._replace(output=self._output), arrival)
             except (TextError, TruncationError):  # names the text by its place in the whole call
                 return await run(texts, options, arrival)
-            for column, fresh in zip(rows, new.vectors, strict=True):
-                column[missing] = fresh
+            rows.put(missing, new.vectors)
             self._put([keys[i] for i in missing], new.vectors)
         return Encoded(output.finish(rows.vectors), int(rows.tokens.sum()), int(np.count_nonzero(rows.truncated)))
 
-    def _keys(self, texts: Iterable[Text], options: CallOptions) -> list[bytes]:
+    def _keys(self, texts: Iterable[Text], options: CallOptions, limit: int) -> list[bytes]:
         """Hash each text with all that its vector depends on."""
         prompt = options.prompt.encode("utf-8", "surrogatepass")
-        start = hashlib.blake2b(b"%d %d " % (options.other_side, len(prompt)), digest_size=_KEY_BYTES, key=self._secret)
-        start.update(prompt)
+        start = hashlib.blake2b(digest_size=_KEY_BYTES, key=self._secret)
+        start.update(b"%d %d %d %s" % (limit, options.other_side, len(prompt), prompt))
         keys = []
         for text in texts:
             hash = start.copy()
@@ -105,24 +113,26 @@ class VectorCache:
     def _find(self, keys: Sequence[bytes], *, whole_texts_only: bool) -> tuple[Indices, _Rows]:
         """Return which texts are missing, and copies of the rows of the others, in their places."""
         slots = np.fromiter((self._slots.get(key, -1) for key in keys), np.int64, len(keys))
-        rows = _Rows(*(column[slots] for column in self._rows))
+        rows = self._rows.take(slots)
         known = slots >= 0
         if whole_texts_only:  # the queue has to refuse the others
             known &= ~rows.truncated
-        for index in np.flatnonzero(known):
+        for index in np.flatnonzero(known).tolist():
             self._slots.move_to_end(keys[index])
         return np.flatnonzero(~known), rows
 
     def _put(self, keys: Sequence[bytes], rows: _Rows) -> None:
         """Keep these rows. One that is known already stays as it is."""
+        new, slots = [], []
         for index, key in enumerate(keys):
             if key in self._slots:
                 continue
             full = len(self._slots) == len(self._rows.tokens)
             slot = self._slots.popitem(last=False)[1] if full else len(self._slots)
-            for column, new in zip(self._rows, rows, strict=True):
-                column[slot] = new[index]
             self._slots[key] = slot
+            new.append(index)
+            slots.append(slot)
+        self._rows.put(np.array(slots, np.int64), rows.take(np.array(new, np.int64)))
 
 
 class _RowsOutput(DenseOutput):

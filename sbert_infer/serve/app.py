@@ -76,5 +76,5 @@ def _cors(app: ASGIApp, settings: Settings) -> ASGIApp:
         allow_origins=list(settings.cors_origins),
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "x-truncated-texts", "retry-after", "retry-after-ms"],
+        expose_headers=["x-request-id", "x-truncated-texts", "x-model-fingerprint", "retry-after", "retry-after-ms"],
     )

@@ -53,6 +53,7 @@ class Record:
     texts: int = 0
     tokens: int = 0
     bytes: int = 0  # of the response's body
+    fingerprint: str = ""  # of the model that ran, for a header
 
 
 def new_record(headers: Iterable[tuple[bytes, bytes]], method: str, path: str) -> Record:
@@ -107,6 +108,8 @@ class RequestLog:
         if message["type"] == "http.response.start":
             record.status = message["status"]
             message["headers"].append((b"x-request-id", record.id.encode()))
+            if record.fingerprint:
+                message["headers"].append((b"x-model-fingerprint", record.fingerprint.encode()))
             if self._models.draining:
                 message["headers"].append((b"connection", b"close"))
         else:

@@ -23,7 +23,7 @@ class Models:
     def __init__(self, settings: Settings, observer: Callable[[str], Observe]) -> None:
         self._any_name = settings.any_model_name
         self._models = [
-            Model(name, file.path, settings, observer(name))
+            Model(name, file, settings, observer(name))
             for name, file in zip(_unique_names(settings.models), settings.models, strict=True)
         ]
         self._by_name = {model.name: model for model in self._models}
@@ -161,7 +161,7 @@ def _reason(error: Exception, model: Model) -> str:
 
 
 def _unique_names(files: Sequence[ModelFile]) -> list[str]:
-    names = [file.name or file.path.stem for file in files]
+    names = [file.served_name for file in files]
     for name, count in Counter(names).items():
         if count > 1:
             raise ValueError(

@@ -84,26 +84,27 @@ async def encode(
     if isinstance(inputs[0], str):
         texts = [text for text in inputs if isinstance(text, str)]
         check_sizes(texts)
-        return await run_model(request, len(texts), model.engine.encode_counted(texts, prompt_name, **options))
+        work = model.engine.encode_counted(texts, prompt_name, **options)
+        return await run_model(request, model, len(texts), work)
     if prompt_name is not None:
         raise Problem("invalid_request", "prompt_name is for texts, not for token ids", param="prompt_name")
     ids = id_lists(inputs)
-    return await run_model(request, len(ids), model.engine.encode_tokens(ids, **options))
+    return await run_model(request, model, len(ids), model.engine.encode_tokens(ids, **options))
 
 
-async def run_model(request: Request, texts: int, work: Coroutine[Any, Any, Encoded]) -> Encoded:
+async def run_model(request: Request, model: Model, texts: int, work: Coroutine[Any, Any, Encoded]) -> Encoded:
     """Await a call of an engine, cancelled if the client leaves, and note its size for the log.
 
     No other await may come between looking up the engine and this, or a reload could lose the call.
     """
     record = record_of(request)
-    record.texts = texts
+    record.texts, fingerprint = texts, model.fingerprint.exact
     try:
         result = await while_connected(request, work)
     except ValueError as error:
         code = "too_many_tokens" if isinstance(error, CallTooLargeError) else "invalid_request"
         raise Problem(code, str(error), param="input") from None
-    record.tokens = result.tokens
+    record.tokens, record.fingerprint = result.tokens, fingerprint
     return result
 
 

@@ -78,7 +78,7 @@ class Reranking:
         """The scores before the activation, [pairs, labels]."""
         model.require(RERANKER)
         check_sizes([max(pair, key=len) for pair in pairs])
-        return await run_model(request, len(pairs), model.engine.predict_counted(pairs, **cut))
+        return await run_model(request, model, len(pairs), model.engine.predict_counted(pairs, **cut))
 
 
 def ranked(scored: Encoded) -> list[tuple[int, float]]:

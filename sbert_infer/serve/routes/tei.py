@@ -192,7 +192,7 @@ class Tei:
             max_tokens=_MAX_TOKEN_NUMBERS // model.manifest.dim,
             **tei_truncation(asked, self._settings),
         )
-        found = await run_model(request, len(texts), work)
+        found = await run_model(request, model, len(texts), work)
         rows = [await json_array(vectors, lambda start, some: list(as_numbers(some))) for vectors in found.vectors]
         return json_response(rows, truncation_headers(found))
 
@@ -201,7 +201,7 @@ class Tei:
         asked = decode(body, EmbedSparseRequest)
         model, texts = texts_for(asked, self._models, SPARSE_ENCODER)
         work = model.engine.encode_sparse(texts, asked.prompt_name, **tei_truncation(asked, self._settings))
-        encoded = await run_model(request, len(texts), work)
+        encoded = await run_model(request, model, len(texts), work)
         return json_response(await sparse_json_array(encoded.vectors), truncation_headers(encoded))
 
     async def similarity(self, request: Request, body: bytes) -> Response:
@@ -289,6 +289,9 @@ def _card(model: Model) -> ModelCard:
         max_batch_tokens=model.max_batch_tokens,
         workers=info["workers"],
         weights_sha256=manifest.weights_sha256,
+        fingerprint=model.fingerprint.exact,
+        model_fingerprint=model.fingerprint.model,
+        fingerprint_parts=dict(model.fingerprint.parts),
         parity=dict(manifest.parity),
         versions=dict(manifest.versions),
     )
