@@ -64,9 +64,9 @@ class KnownVectors:
                 entries["high"], entries["low"] = _hashes(texts)
                 entries["row"] = np.arange(count, count + len(texts))
                 count += len(texts)
-                number = entries["high"] // (2**64 // _FILES)
-                for each in np.unique(number).tolist():
-                    dealt[each].write(entries[number == each].tobytes())
+                place = entries["high"] // (2**64 // _FILES)
+                for each in np.unique(place).tolist():
+                    dealt[each].write(entries[place == each].tobytes())
             columns = [stack.enter_context(known._file(name).open("wb")) for name in ("high", "low", "row")]
             for file in dealt:
                 file.seek(0)
@@ -166,4 +166,5 @@ def _texts(column: pa.ChunkedArray) -> list[str]:
 def _hashes(texts: Sequence[str]) -> npt.NDArray[np.uint64]:
     """Return the two halves of each text's hash, [2, texts]."""
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts)
-    return np.frombuffer(digests, "<u8").reshape(-1, 2).T
+    halves: npt.NDArray[np.uint64] = np.frombuffer(digests, "<u8").reshape(-1, 2).T
+    return halves
