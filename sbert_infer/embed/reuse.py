@@ -4,7 +4,7 @@
       reuse.vectors     the vectors of all earlier outputs, one after the other
       reuse.high        the first 8 bytes of each text's hash, sorted
       reuse.low         the other 8 bytes
-      reuse.rows        which vector each belongs to
+      reuse.row         which vector each belongs to
 
 Hashes are first dealt to files by their leading bits, and each of those files is sorted in memory.
 """
@@ -31,7 +31,7 @@ from sbert_infer.errors import EmbedError
 Vectors = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
 
-_ROWS = 1 << 14  # read at once
+_ROWS = 1 << 12  # read at once
 _ROWS_SUFFIX = ".rows.parquet"  # of the file beside `.npy`
 _FILES = 64  # to which hashes are dealt: 40 MB each for 100 million texts
 _ENTRY = np.dtype([("high", "<u8"), ("low", "<u8"), ("row", "<i8")])
@@ -141,12 +141,18 @@ def _checked(path: Path, wanted: Origin) -> EarlierOutput:
 
 
 def _read(output: EarlierOutput) -> Iterator[tuple[list[str], Vectors]]:
-    """Yield texts and vectors, some thousand at a time. Rows without a vector are left out."""
+    """Yield texts and vectors, some thousand at a time. Rows without a vector are left out.
+
+    Row groups are read one by one: in one go, Arrow would keep the bytes of all of them.
+    """
     text, embedding = output.origin.text_column, output.origin.embedding_column
     separate = np.load(output.path, mmap_mode="r") if output.path != output.rows else None
     start = 0
     with pq.ParquetFile(output.rows) as file:
-        for batch in file.iter_batches(_ROWS, columns=[text] if separate is not None else [text, embedding]):
+        names = [text] if separate is not None else [text, embedding]
+        groups = range(file.num_row_groups)
+        batches = (batch for group in groups for batch in file.iter_batches(_ROWS, row_groups=[group], columns=names))
+        for batch in batches:
             table = pa.table(batch)
             if separate is None:
                 table = table.filter(table[embedding].is_valid())
