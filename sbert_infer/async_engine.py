@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,10 @@ from sbert_infer.errors import EngineError, OverloadedError, warn
 from sbert_infer.reranker import Reranker
 from sbert_infer.scheduling.call import CallOptions
 from sbert_infer.scheduling.call_queue import CallQueue
-from sbert_infer.scheduling.limits import Limits
+from sbert_infer.scheduling.limits import Limits, check_not_negative, check_positive
 from sbert_infer.scheduling.stats import AsyncStats, CallCounts
 from sbert_infer.scheduling.token_calls import TokenCalls
+from sbert_infer.scheduling.vector_cache import Run, VectorCache
 from sbert_infer.scheduling.warmup import warm_up
 from sbert_infer.text.inputs import as_list, as_pairs, as_texts, check_on_truncate, check_pairs, check_texts
 from sbert_infer.types import INTERACTIVE, Encoded, Observe, OnTruncate, Priority, Side, Text
@@ -57,6 +59,7 @@ class AsyncEngine:
         timeout_s: float = 30.0,
         hang_timeout_s: float = 20.0,
         verify: Verify = "once",
+        cache_mb: float = 0.0,
         observe: Observe = lambda name, value: None,
     ) -> None:
         """Open `model` and start the workers. Takes as long as opening an `Engine`.
@@ -66,8 +69,7 @@ class AsyncEngine:
             workers: batches at once on a CPU; by default one for each core. Not for an open engine.
             max_batch_tokens: tokens that run together, padding included; by default, what is
                 fastest on the backend.
-            max_queue_tokens: tokens that may wait. A call that would exceed this is refused at
-                once.
+            max_queue_tokens: tokens that may wait. A call that would exceed this is refused.
             max_delay_ms: how long a batch that is not full may wait for more texts while other
                 batches run.
             max_wait_s: a call that would wait longer than this is refused at once, if hundreds of
@@ -76,16 +78,16 @@ class AsyncEngine:
             hang_timeout_s: a batch that runs longer than this is given up, and the worker and
                 backend that run it are replaced.
             verify: when to check the vectors of this machine, as for `Engine`.
+            cache_mb: memory for vectors of texts that a sentence encoder has encoded before.
             observe: called from several threads, as `observe(name, value)`. For each call it gets
                 the seconds of "tokenize", "queue" (once for each batch with texts of the call) and
                 "total"; for each batch, the seconds of "run" and the number of "batch_tokens".
 
         """
-        _check_positive(
+        check_positive(
             timeout_s=timeout_s, hang_timeout_s=hang_timeout_s, max_queue_tokens=max_queue_tokens, max_wait_s=max_wait_s
         )
-        if max_delay_ms < 0:
-            raise ValueError(f"max_delay_ms must be at least 0, got {max_delay_ms}")
+        check_not_negative(max_delay_ms=max_delay_ms, cache_mb=cache_mb)
         self._owns = not isinstance(model, BaseEngine)
         if workers is not None and not self._owns:
             raise ValueError("an open engine has its workers: give them to Engine or Reranker, not to AsyncEngine")
@@ -101,6 +103,7 @@ class AsyncEngine:
         # The output of calls that do not ask for fewer dimensions or unit length.
         dims = getattr(self.engine, "max_active_dims", None)  # of a sparse encoder
         self._output = SparseOutput(manifest, dims) if manifest.kind == SPARSE_ENCODER else DenseOutput(manifest)
+        self.cache = VectorCache(cache_mb, manifest) if cache_mb and manifest.kind == ENCODER else None
         self._counts = CallCounts(observe)
         limits = Limits.of(
             self._pipeline.backend,
@@ -353,14 +356,14 @@ class AsyncEngine:
     ) -> CallOptions:
         """Check the arguments of a call and return them, with defaults filled in."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        _check_positive(timeout_s=timeout_s)
+        check_positive(timeout_s=timeout_s)
         on_truncate = self.engine.on_truncate if on_truncate is None else on_truncate
         check_on_truncate(on_truncate)
         if side not in (None, "left", "right"):
             raise ValueError(f"truncation_side must be 'left', 'right' or None, got {side!r}")
         if self._closing:
             raise EngineError("this engine is closed")
-        other_side = side is not None and side != self.engine.manifest.truncation_side
+        other_side = side not in (None, self.engine.manifest.truncation_side)
         prompt = self.engine.resolve_prompt(prompt, prompt_name)
         return CallOptions(prompt, output, on_truncate, arrival + timeout_s, other_side)
 
@@ -375,7 +378,10 @@ class AsyncEngine:
         with self._counts.call(len(texts), arrival):
             if not texts:
                 return self._nothing()
-            encoded = await self._queue.encode(texts, options, arrival)
+            run: Run = self._queue.encode
+            if self.cache is not None:
+                run = partial(self.cache.encode, run, self._counts, self.engine.max_seq_length)
+            encoded = await run(texts, options, arrival)
             self._done(encoded, len(texts), options)
         return encoded
 
@@ -392,9 +398,3 @@ class AsyncEngine:
             limit, noun = self._pipeline.tokenizer.max_length, self._pipeline.noun
             cut = f"{encoded.truncated} of {texts} {noun}s were cut to {limit} tokens"
             warn(f"{cut}; see AsyncEngine.encode(on_truncate=...)")
-
-
-def _check_positive(**values: Any) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be more than 0, got {value}")

@@ -23,6 +23,7 @@ Examples:
   sbert-embed 'shards/*.jsonl.gz' model.int8.onnx -o vectors.npy --columns ''
   sbert-embed corpus.txt sentence-transformers/all-MiniLM-L6-v2 -o vectors.npy
   zcat dump.gz | sbert-embed - model.onnx -o vectors.jsonl --input-format jsonl
+  sbert-embed new.parquet model.onnx -o new_vectors.parquet --columns text --reuse vectors.parquet
   sbert-embed corpus.tsv model.onnx -o bits.parquet --no-header --text-column 2 --precision ubinary
 
 The output appears when it is complete. Until then it grows in OUTPUT.parts: after a crash, a full disk or Ctrl-C
@@ -62,6 +63,9 @@ _NAMES = click.Choice(["text", "jsonl", "csv", "tsv", "parquet"])
 @click.option("--normalize", is_flag=True, help="Scale vectors to length 1.")
 @click.option("--prompt-name", metavar="NAME", help="Which of the model's prompts to put before each text.")
 @click.option("--prompt", metavar="TEXT", help="A prompt to put before each text.")
+@click.option(
+    "--reuse", multiple=True, metavar="PATH", help="Earlier output, or a folder of some, whose vectors to use again."
+)
 @click.option(
     "--model-precision", type=click.Choice(MODEL_PRECISIONS), help="To which precision to export a checkpoint. [fp32]"
 )
@@ -146,6 +150,8 @@ def _check_together(inputs: tuple[str, ...], options: dict[str, Any]) -> None:
     wrong = [f"--{name.replace('_', '-')}" for name in names if options[name] is not None]
     if ray is not None and options["on_error"] == "fail":
         wrong.append("--on-error fail")
+    if ray is not None and options["reuse"]:
+        wrong.append("--reuse")
     if ray is not None and "-" in inputs:
         wrong.append("standard input")
     if wrong:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.exports import open_model
+from sbert_infer.artifact.fingerprint import fingerprint
 from sbert_infer.artifact.manifest import ENCODER, check_kind, check_one_route
 from sbert_infer.artifact.onnx_file import sha256
 from sbert_infer.embed.embedder import Vectors
 from sbert_infer.embed.read.rows import Columns
 from sbert_infer.embed.read.sources import Source, find_sources
+from sbert_infer.embed.reuse import EarlierOutput, earlier_outputs
+from sbert_infer.embed.write.origin import Origin
 from sbert_infer.encode.pipeline import WINDOW_TEXTS
 from sbert_infer.encode.self_check import Verify
 from sbert_infer.errors import EmbedError
@@ -34,24 +38,48 @@ class Job:
     device: str | None = None
     part_texts: int = PART_TEXTS
     limit: int | None = None
+    reuse: tuple[str, ...] = ()
     verify: Verify = "once"
 
-    def fingerprint(self) -> dict[str, Any]:
-        """Everything that the parts depend on, by name. Raise if the model can't do the job."""
+    @cached_property
+    def origin(self) -> Origin:
+        """From what the vectors will be made. Raise if the model can't do the job."""
         artifact = open_artifact(self.artifact)
         check_kind(artifact, (ENCODER,), "sbert-embed")
         check_one_route(artifact, "sbert-embed")
-        prompts = artifact.manifest.prompts
-        if self.vectors.prompt_name not in (None, *prompts):
-            there = ", ".join(prompts) or "none"
-            raise EmbedError(f"{self.artifact} has no prompt {self.vectors.prompt_name!r} (there are: {there})")
+        manifest, vectors = artifact.manifest, self.vectors
+        if vectors.prompt_name not in (None, *manifest.prompts):
+            there = ", ".join(manifest.prompts) or "none"
+            raise EmbedError(f"{self.artifact} has no prompt {vectors.prompt_name!r} (there are: {there})")
+        name = manifest.default_prompt_name if vectors.prompt_name is None else vectors.prompt_name
+        named = "" if name is None else manifest.prompts[name]
+        return Origin(
+            fingerprint(artifact),
+            prompt=named if vectors.prompt is None else vectors.prompt,
+            dim=min(vectors.truncate_dim or manifest.truncate_dim or manifest.dim, manifest.dim),
+            normalize=vectors.normalize,
+            precision=vectors.precision,
+            text_column=self.columns.text,
+            embedding_column=self.columns.embedding,
+        )
+
+    @cached_property
+    def earlier_outputs(self) -> list[EarlierOutput]:
+        """The outputs whose vectors are used again. Raise if they can't be."""
+        return earlier_outputs(self.reuse, self.origin)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Everything that the parts depend on, by name. Raise if the model can't do the job."""
+        parts = self.origin.fingerprint.parts
         with self.artifact.open("rb") as file:
             digest = sha256(file)
         options = {**asdict(self.columns), **asdict(self.vectors)}
         return {
             "version": 1,
             "artifact": digest,
+            **{f"model {part}": value for part, value in parts.items()},
             **{f"input {source.path}": [source.format, source.size, source.modified_ns] for source in self.sources},
+            **{f"reuse {path}": [path.stat().st_size, path.stat().st_mtime_ns] for path, _, _ in self.earlier_outputs},
             "inputs": hashlib.sha256(repr([source.path for source in self.sources]).encode()).hexdigest(),
             **{name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
             "device": self.device,
@@ -74,5 +102,6 @@ def make_job(inputs: Sequence[str], model: str, options: Mapping[str, Any]) -> J
         device=options["device"],
         part_texts=options["part_rows"],
         limit=options["limit"],
+        reuse=options["reuse"],
         verify=options["verify"],
     )

@@ -22,6 +22,7 @@ from sbert_infer.embed.embedder import open_engine
 from sbert_infer.embed.job import Job
 from sbert_infer.embed.progress import Progress
 from sbert_infer.embed.read.parts import Part, cut_parts
+from sbert_infer.embed.reuse import KnownVectors
 from sbert_infer.embed.write.journal import Journal, PartStats, open_journal
 from sbert_infer.embed.write.output import OutputFile, at_once, write_bad_rows, write_output
 from sbert_infer.encode.output import Window
@@ -31,6 +32,7 @@ from sbert_infer.engine import Engine
 from sbert_infer.errors import EmbedError
 
 Item = TypeVar("Item")
+Array = npt.NDArray[np.float32]
 
 _THREAD = "sbert-embed"  # name of the threads that read and write
 # A part is written after this long even if it is not full, so that a slow machine loses little.
@@ -58,7 +60,7 @@ def embed(
                     _embed_parts(job, journal, engine, progress, stop_at_bad_row=stop_at_bad_row)
         journal.mark_finishing()
         write_bad_rows(target, journal.parts)
-        write_output(target, journal.parts, job.columns.embedding, job.vectors.precision, job.part_texts)
+        write_output(target, journal.parts, job.origin, job.part_texts)
         summary = _summary(target, journal, progress, before)
         journal.remove()
     return summary
@@ -69,6 +71,8 @@ def _check_output(target: OutputFile, job: Job, *, force: bool) -> None:
         raise EmbedError(f"{target.path} is a folder: name a file")
     if any(target.path.resolve() == Path(source.path).resolve() for source in job.sources):
         raise EmbedError(f"{target.path} is also an input: choose another name")
+    if any(target.path.resolve() == output.path.resolve() for output in job.earlier_outputs):
+        raise EmbedError(f"{target.path} is also an output to --reuse: choose another name")
     if target.path.exists() and not force:
         raise EmbedError(f"{target.path} exists: choose another name, or replace it with --force")
 
@@ -83,26 +87,54 @@ def _embed_parts(job: Job, journal: Journal, engine: Engine, progress: Progress,
     writer = _PartWriter(job, journal, job.vectors.dim(engine))
     failures: list[Exception] = []
 
-    def texts() -> Iterator[str]:
-        """Yield all texts that can be read. Parts before a failure are still embedded."""
+    def expected() -> Iterator[Part]:
+        """Yield all parts that can be read. Those before a failure are still embedded."""
         try:
             for part in _ahead(parts):
                 if part.bad and stop_at_bad_row:
                     raise EmbedError(_first_bad(part))
                 writer.expect(part)
                 progress.part(len(part.texts), part.end.fraction)
-                yield from part.texts
+                yield part
         except Exception as failure:
             failures.append(failure)
 
     try:
-        for window in job.vectors.windows(engine, texts(), progress.add):
-            progress.tokens += window.stats.tokens
-            writer.add(window)
+        for vectors, stats in _vectors(job, engine, expected(), journal.folder, progress):
+            progress.tokens += stats.tokens
+            writer.add(vectors, stats)
     finally:
         writer.finish()
     if failures:
         raise failures[0]
+
+
+def _vectors(
+    job: Job, engine: Engine, parts: Iterator[Part], folder: Path, progress: Progress
+) -> Iterator[tuple[Array, PartStats]]:
+    """Yield the vectors of the parts' texts, in order; never those of two parts together.
+
+    With vectors to use again, the other texts of a part run together, and with those of no other
+    part: a resumed run then batches like an uninterrupted one.
+    """
+    if not job.earlier_outputs:
+        for window in job.vectors.windows(engine, (text for part in parts for text in part.texts), progress.add):
+            yield window.vectors, _stats(window)
+        return
+    known = KnownVectors.build(folder, job.earlier_outputs, job.origin.dim)
+    for texts in (part.texts for part in parts if part.texts):
+        missing, vectors = known.find(texts)
+        reused = len(texts) - len(missing)
+        progress.skip(reused)
+        stats = PartStats(reused, reused=reused)
+        for window in job.vectors.windows(engine, [texts[index] for index in missing], progress.add):
+            vectors[missing[window.start : window.start + len(window.vectors)]] = window.vectors
+            stats += _stats(window)
+        yield vectors, stats
+
+
+def _stats(window: Window) -> PartStats:
+    return PartStats(window.stats.texts, window.stats.tokens, window.stats.truncated)
 
 
 def _ahead(items: Iterator[Item]) -> Iterator[Item]:
@@ -118,7 +150,7 @@ class _Growing:
     """A part, and its vectors so far."""
 
     part: Part
-    vectors: list[npt.NDArray[np.float32]] = field(default_factory=list)
+    vectors: list[Array] = field(default_factory=list)
     stats: PartStats = field(default_factory=PartStats)
 
     def extend(self, following: _Growing) -> None:
@@ -141,13 +173,13 @@ class _PartWriter:
         """Take a part of one window, or one that only has bad rows."""
         self._waiting.append(_Growing(part, stats=PartStats(bad=sum(bad.problem.rows for bad in part.bad))))
 
-    def add(self, window: Window) -> None:
+    def add(self, vectors: Array, stats: PartStats) -> None:
         """Add the vectors of the first window that waits."""
         while not self._waiting[0].part.texts:
             self._complete(self._waiting.popleft())
         growing = self._waiting[0]
-        growing.vectors.append(window.vectors)
-        growing.stats += PartStats(window.stats.texts, window.stats.tokens, window.stats.truncated)
+        growing.vectors.append(vectors)
+        growing.stats += stats
         if growing.stats.texts == len(growing.part.texts):
             self._complete(self._waiting.popleft())
 
@@ -203,6 +235,8 @@ def _summary(target: OutputFile, journal: Journal, progress: Progress, before: i
         f"{target.path}  {stats.texts:,} vectors, {size / 1e6:,.1f} MB",
         f"  embedded   {progress.texts:,} texts, {progress.tokens:,} tokens, {seconds:.1f} s, {speed}",
     ]
+    if stats.reused:
+        lines.append(f"  reused     {stats.reused:,} texts have the vectors of earlier outputs")
     if before:
         lines.append(f"  resumed    {before:,} texts were done before")
     if stats.truncated:

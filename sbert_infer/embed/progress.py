@@ -46,6 +46,11 @@ class Progress:
             self._done_in_part -= size
         self._show()
 
+    def skip(self, texts: int) -> None:
+        """Count `texts` as done that did not run."""
+        self.texts -= texts
+        self.add(texts)
+
     @property
     def seconds(self) -> float:
         """Seconds since the start."""

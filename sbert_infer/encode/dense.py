@@ -38,6 +38,11 @@ class DenseOutput(Output):
         """Return an empty collector for these texts."""
         return _Rows(self, len(tokenized.lengths))
 
+    def finish(self, vectors: Array) -> Array:
+        """Return what this output has of whole vectors, [texts, width]."""
+        vectors = vectors[:, : self.dim]
+        return unit_rows(vectors) if self.normalize else vectors
+
     def gather(self, windows: Iterator[Window], count: int, single: bool, options: EncodeOptions) -> Any:
         """Return an array [texts, dim], or the form that the options ask for."""
         if options.out is not None:
@@ -71,5 +76,4 @@ class _Rows(Collector):
         return not_finite(rows, found[0])
 
     def result(self, order: Indices | None) -> Array:
-        vectors = (self._vectors if order is None else self._vectors[order])[:, : self._output.dim]
-        return unit_rows(vectors) if self._output.normalize else vectors
+        return self._output.finish(self._vectors if order is None else self._vectors[order])

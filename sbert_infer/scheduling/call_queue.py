@@ -15,7 +15,7 @@ from sbert_infer.scheduling.call import Call, CallOptions, Deadlines, guess_toke
 from sbert_infer.scheduling.lane import Lane
 from sbert_infer.scheduling.limits import Limits
 from sbert_infer.scheduling.scheduler import Scheduler
-from sbert_infer.scheduling.stats import AsyncStats, CallCounts, LaneStats
+from sbert_infer.scheduling.stats import TOTALS, AsyncStats, CallCounts, LaneStats
 from sbert_infer.scheduling.tokenizer_pool import TokenizerPool
 from sbert_infer.scheduling.workers import Workers
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
@@ -97,7 +97,7 @@ class CallQueue:
                 lanes=lanes,
                 running_batches=len(scheduler.running),
                 tokens_per_s=scheduler.tokens_per_s,
-                **{name: counts.totals[name] for name in ("requests", "texts", "tokens", "truncated")},
+                **{name: counts.totals[name] for name in TOTALS},
                 batches=scheduler.batches,
                 batch_tokens=scheduler.batch_tokens,
                 padded_tokens=scheduler.padded_tokens,

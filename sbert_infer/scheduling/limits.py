@@ -79,3 +79,17 @@ class Limits:
         first = self.half_round(most or requests)
         later = self.half_round(0) if others else first
         return 2 * (first + self.quantum) + rounds * 2 * (later + self.quantum)
+
+
+def check_positive(**values: float) -> None:
+    """Raise `ValueError` for the first of these arguments that is not more than 0."""
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be more than 0, got {value}")
+
+
+def check_not_negative(**values: float) -> None:
+    """Raise `ValueError` for the first of these arguments that is not at least 0."""
+    for name, value in values.items():
+        if not value >= 0:
+            raise ValueError(f"{name} must be at least 0, got {value}")

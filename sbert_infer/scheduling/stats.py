@@ -14,6 +14,9 @@ from sbert_infer.types import Encoded, Observe, Priority
 
 logger = logging.getLogger("sbert_infer")
 
+# The counters of `AsyncStats` that a `CallCounts` keeps.
+TOTALS = ("requests", "texts", "tokens", "truncated", "cache_hits", "cache_misses")
+
 
 class LaneStats(NamedTuple):
     """What waits of one priority."""
@@ -40,6 +43,8 @@ class AsyncStats:
     padded_tokens: int  # tokens that ran, padding included
     restarts: int  # how often hung or dead workers were replaced
     errors: Mapping[str, int]  # calls that failed, by the name of the exception
+    cache_hits: int = 0  # texts whose vectors were in the cache
+    cache_misses: int = 0  # texts whose vectors were not
 
     @property
     def queued_texts(self) -> int:
@@ -64,7 +69,7 @@ class CallCounts:
         """Wrap `observe` so that its errors are logged and do not end a worker."""
         self._observe = observe
         self.active = 0
-        self.totals: Counter[str] = Counter()  # requests, texts, tokens, truncated
+        self.totals: Counter[str] = Counter()  # of `TOTALS`
         self.errors: Counter[str] = Counter()
 
     def observe(self, name: str, value: float) -> None:

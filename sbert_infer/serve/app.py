@@ -80,6 +80,17 @@ def _description(operations: list[Operation], models: Models, access: Access) ->
     return Operation("GET", "/openapi.json", "Pages", "This description", handler, dict)
 
 
+# Of responses, those that a page of another site may read.
+_EXPOSED_HEADERS = (
+    "x-request-id",
+    "x-truncated-texts",
+    "x-model-fingerprint",
+    "retry-after",
+    "retry-after-ms",
+    "traceresponse",
+)
+
+
 def _cors(app: ASGIApp, settings: Settings) -> ASGIApp:
     if not settings.cors_origins:
         return app
@@ -88,5 +99,5 @@ def _cors(app: ASGIApp, settings: Settings) -> ASGIApp:
         allow_origins=list(settings.cors_origins),
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "x-truncated-texts", "retry-after", "retry-after-ms", "traceresponse"],
+        expose_headers=list(_EXPOSED_HEADERS),
     )

@@ -15,7 +15,7 @@ from sbert_infer import __version__
 from sbert_infer.artifact.exports import MODEL_PRECISIONS
 from sbert_infer.encode.self_check import Verify
 from sbert_infer.errors import EngineError, SbertInferError
-from sbert_infer.serve.settings import ModelFile, Settings
+from sbert_infer.serve.settings import ModelFile, Settings, expecting
 
 EXAMPLES = """\b
 Examples:
@@ -131,6 +131,21 @@ _SECONDS = _Finite(min=0, min_open=True)
 )
 @click.option("--timeout-s", type=_SECONDS, default=30.0, show_default=True, help="Limit for the work on a request.")
 @click.option(
+    "--cache-mb",
+    type=_Finite(min=0),
+    default=0.0,
+    show_default=True,
+    help="Memory of each model for vectors of texts that were sent before.",
+)
+@click.option(
+    "--expect-fingerprint",
+    "expected",
+    multiple=True,
+    metavar="[NAME=]HEX",
+    envvar="SBERT_SERVE_EXPECT_FINGERPRINT",
+    help="Serve a model only if its fingerprint begins like this.",
+)
+@click.option(
     "--auto-truncate/--no-auto-truncate",
     default=None,
     help="Cut, or refuse, texts over the model's limit if a request says nothing. [as each contract has it]",
@@ -163,7 +178,7 @@ def main(models: tuple[str, ...], **options: Any) -> None:
         if (options["tls_cert"] is None) != (options["tls_key"] is None):
             raise ValueError("--tls-cert and --tls-key go together")
         keys, admin_keys = _key_in_environment("API"), _key_in_environment("ADMIN")
-        files = tuple(map(ModelFile.parse, models))
+        files = expecting([ModelFile.parse(model) for model in models], options.pop("expected"))
         settings = Settings(models=files, keys=keys, admin_keys=admin_keys, **options)
         server = server_type(settings)
         with logging_to_stderr(settings.log_json):

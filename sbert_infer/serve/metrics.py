@@ -138,6 +138,8 @@ class _ModelCollector(Collector):
         models = [model for model in self._models if model.is_open]
         yield from _counters(models)
         yield from _gauges(models)
+        if cached := [model for model in models if model.engine.cache is not None]:
+            yield from _cache_counters(cached)
         labels = ["model", "precision", "backend", "device", "dim", "max_length"]
         info = GaugeMetricFamily("sbert_model_info", "The models.", labels=labels)
         for model in models:
@@ -169,6 +171,18 @@ def _counters(models: list[Model]) -> Iterator[CounterMetricFamily]:
         for kind, count in kinds.items():
             failed.add_metric([model, kind], count)
     yield failed
+
+
+def _cache_counters(models: list[Model]) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+    hits = CounterMetricFamily("sbert_cache_hits", "Texts whose vectors were in the cache.", labels=["model"])
+    misses = CounterMetricFamily("sbert_cache_misses", "Texts whose vectors were not.", labels=["model"])
+    size = GaugeMetricFamily("sbert_cache_bytes", "Memory of the vectors in the cache.", labels=["model"])
+    for model in models:
+        total, _ = model.counts()
+        hits.add_metric([model.name], total["cache_hits"])
+        misses.add_metric([model.name], total["cache_misses"])
+        size.add_metric([model.name], model.engine.cache.size if model.engine.cache else 0)
+    yield from (hits, misses, size)
 
 
 def _gauges(models: list[Model]) -> Iterator[GaugeMetricFamily]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sbert_infer.encode.self_check import Verify
 
 MAX_INPUTS = 2048  # texts in a request, as OpenAI has it
+_FINGERPRINT = re.compile("[0-9a-fA-F]{8,16}")
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,7 @@ class ModelFile:
 
     path: Path
     name: str | None = None
+    expected: str | None = None  # how its fingerprint must begin, `exact` or `model`
 
     @property
     def served_name(self) -> str:
@@ -33,6 +37,21 @@ class ModelFile:
         if not name or not path:
             raise ValueError(f"a model is given as MODEL or NAME=MODEL, got {text!r}")
         return cls(Path(path), name)
+
+
+def expecting(files: Sequence[ModelFile], given: Sequence[str]) -> tuple[ModelFile, ...]:
+    """Return the files with their expected fingerprints, given as `HEX` or `NAME=HEX`."""
+    expected: dict[str, str] = {}
+    for text in given:
+        name, _, digits = text.rpartition("=")
+        if not _FINGERPRINT.fullmatch(digits):
+            raise ValueError(f"a fingerprint has 8 to 16 hexadecimal digits, got {text!r}")
+        if not name and len(files) > 1:
+            raise ValueError(f"several models are served: say whose fingerprint {text} is, as in NAME={text}")
+        expected[name or files[0].served_name] = digits.lower()
+    if unknown := expected.keys() - {file.served_name for file in files}:
+        raise ValueError(f"a fingerprint is expected of {min(unknown)}, but no model has that name")
+    return tuple(replace(file, expected=expected.get(file.served_name, file.expected)) for file in files)
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,7 @@ class Settings:
     max_delay_ms: float = 2.0
     max_wait_s: float = 1.0
     timeout_s: float = 30.0
+    cache_mb: float = 0.0
     auto_truncate: bool | None = None  # None: as each contract has it
     allow_token_ids: bool = False
     any_model_name: bool = False

@@ -28,7 +28,7 @@ ORDERS = {
         < app < server < cli < __init__
     """,
     "sbert_infer.embed": """
-        read < write < embedder, progress < job < local | ray < cli < __init__
+        read < write < embedder, progress, reuse < job < local | ray < cli < __init__
     """,
     "sbert_infer.doctor": """
         probe | machine, packages < problems, requirements, trial < report < render < cli < __main__ < __init__

@@ -69,7 +69,7 @@ def embed_on_ray(
         raise EmbedError(
             f"on the cluster: {reason}; once that is fixed, run the same command again to go on"
         ) from error
-    return folder.finish()
+    return folder.finish(job.origin)
 
 
 def _connect(options: RayOptions) -> None:

@@ -16,6 +16,7 @@ from sbert_infer.embed.read.columns import common_schema, conform
 from sbert_infer.embed.read.rows import ROW
 from sbert_infer.embed.read.sources import resolve
 from sbert_infer.embed.write.journal import describe_changes
+from sbert_infer.embed.write.origin import FOLDER_ORIGIN, Origin
 from sbert_infer.errors import EmbedError
 
 _HIDDEN = "_sbert_infer"  # readers of Parquet folders skip names that begin with an underscore
@@ -50,7 +51,8 @@ class OutputFolder:
     def _empty(self) -> None:
         """Remove what a job writes. A folder that also holds other files stays as it is."""
         entries = self.filesystem.get_file_info(pafs.FileSelector(self.path))
-        if others := [entry for entry in entries if entry.base_name != _HIDDEN and entry.extension != "parquet"]:
+        own = (_HIDDEN, FOLDER_ORIGIN)
+        if others := [entry for entry in entries if entry.base_name not in own and entry.extension != "parquet"]:
             raise EmbedError(
                 f"{self.name} also holds {others[0].base_name}: choose another folder, or empty it yourself"
             )
@@ -79,9 +81,11 @@ class OutputFolder:
             pq.write_table(table, fresh, filesystem=self.filesystem, compression="zstd")
             self.filesystem.move(fresh, path)
 
-    def finish(self) -> str:
-        """Unify the files, remove the hidden folder, and return a summary."""
+    def finish(self, origin: Origin) -> str:
+        """Unify the files, say what they are, remove the hidden folder, and return a summary."""
         self.unify()
+        with self.filesystem.open_output_stream(f"{self.path}/{FOLDER_ORIGIN}") as file:
+            file.write(origin.to_json().encode())
         files = pd.dataset(self.path, filesystem=self.filesystem, format="parquet")
         rows, bad = files.count_rows(), files.count_rows(filter=pd.field(ERROR).is_valid()) if files.files else 0
         self.filesystem.delete_dir(f"{self.path}/{_HIDDEN}")

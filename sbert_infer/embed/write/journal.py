@@ -41,6 +41,7 @@ class PartStats:
     tokens: int = 0
     truncated: int = 0
     bad: int = 0
+    reused: int = 0  # texts whose vectors are of earlier outputs
 
     def __add__(self, other: PartStats) -> PartStats:
         return PartStats(*(a + b for a, b in zip(asdict(self).values(), asdict(other).values(), strict=True)))
@@ -179,9 +180,11 @@ def describe_changes(before: Mapping[str, Any], fingerprint: Mapping[str, Any]) 
 def _change(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if name == "artifact":
         return f"the artifact has changed (sha256 {before.get(name, '')[:12]}, now {now.get(name, '')[:12]})"
+    if name.startswith("model "):
+        return f"its {name.removeprefix('model ')} {'differ' if name.endswith('s') else 'differs'}"
     if name == "inputs":
         return "the list of input files has changed"
-    if name.startswith("input "):
+    if name.startswith(("input ", "reuse ")):
         state = "has changed" if name in before and name in now else "is new" if name in now else "is gone"
         return f"{name} {state}"
     return f"{name} was {before.get(name)!r}, now {now.get(name)!r}"

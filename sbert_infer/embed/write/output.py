@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from sbert_infer._util.files import staged
 from sbert_infer.embed.read.columns import common_schema, conform, to_json
 from sbert_infer.embed.write.journal import StoredPart
+from sbert_infer.embed.write.origin import ORIGIN, Origin
 from sbert_infer.embed.write.vectors import fixed_lists, vectors_of
 from sbert_infer.encode.precision import reduce_precision
 from sbert_infer.errors import EmbedError, warn
@@ -50,6 +51,11 @@ class OutputFile:
         """The file for ids and other columns beside `.npy`, which holds nothing but vectors."""
         return self.path.with_name(self.path.name + ".rows.parquet")
 
+    @property
+    def origin(self) -> Path:
+        """The file beside JSONL that says from what its vectors were made."""
+        return self.path.with_name(self.path.name + ".origin.json")
+
 
 def make_output(path: Path, format: str | None, compression: str | None) -> OutputFile:
     """Check the options about the output."""
@@ -68,18 +74,24 @@ def at_once(precision: str) -> str:
     return "float32" if precision in ("int8", "uint8") else precision
 
 
-def write_output(output: OutputFile, parts: Sequence[StoredPart], column: str, precision: str, group_rows: int) -> None:
-    """Write all parts, in order, as one file; of Parquet in row groups of `group_rows`."""
-    rows = _Rows(parts, column, precision, group_rows)
+def write_output(output: OutputFile, parts: Sequence[StoredPart], origin: Origin, group_rows: int) -> None:
+    """Write all parts, in order, as one file, and from what their vectors were made.
+
+    Parquet has row groups of `group_rows`.
+    """
+    rows = _Rows(parts, origin.embedding_column, origin.precision, group_rows)
     with staged(output.path) as new:
         if output.format == "parquet":
-            _write_parquet(new.path, rows, output.compression)
+            _write_parquet(new.path, rows, output.compression, origin)
         elif output.format == "jsonl":
             _write_jsonl(new.path, rows)
+            with staged(output.origin) as beside:
+                beside.path.write_text(origin.to_json(), encoding="utf-8")
+                beside.commit()
         else:
             _write_npy(new.path, rows)
             with staged(output.rows) as beside:
-                _write_parquet(beside.path, rows.without_vectors(), output.compression)
+                _write_parquet(beside.path, rows.without_vectors(), output.compression, origin)
                 beside.commit()
         new.commit()
 
@@ -160,13 +172,14 @@ class _Rows:
         return np.min(low, axis=0, initial=np.inf), np.max(high, axis=0, initial=-np.inf)
 
 
-def _write_parquet(path: Path, rows: _Rows, compression: str) -> None:
+def _write_parquet(path: Path, rows: _Rows, compression: str, origin: Origin) -> None:
     """Write row groups. Vectors stay uncompressed, since they do not compress."""
     names = [name for name in rows.schema.names if name != rows.column]
     codecs = dict.fromkeys(names, compression) | ({rows.column: "none"} if rows.has_vectors else {})
-    with pq.ParquetWriter(str(path), rows.schema, compression=codecs, use_dictionary=names) as writer:
+    schema = rows.schema.with_metadata({ORIGIN: origin.to_json()})
+    with pq.ParquetWriter(str(path), schema, compression=codecs, use_dictionary=names) as writer:
         for table in rows.groups():
-            writer.write_table(table, row_group_size=len(table))
+            writer.write_table(table, row_group_size=max(1, len(table)))
 
 
 def _write_npy(path: Path, rows: _Rows) -> None:

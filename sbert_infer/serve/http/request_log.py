@@ -59,6 +59,7 @@ class Record:
     tokens: int = 0
     bytes: int = 0  # of the response's body
     trace: RequestTrace | None = None  # if traces are on
+    fingerprint: str = ""  # of the model that ran, for a header
 
 
 def new_record(headers: Iterable[tuple[bytes, bytes]], method: str, path: str) -> Record:
@@ -122,6 +123,8 @@ class RequestLog:
             message["headers"].append((b"x-request-id", record.id.encode()))
             if record.trace is not None:
                 message["headers"].append(record.trace.response_header)
+            if record.fingerprint:
+                message["headers"].append((b"x-model-fingerprint", record.fingerprint.encode()))
             if self._models.draining:
                 message["headers"].append((b"connection", b"close"))
         else:

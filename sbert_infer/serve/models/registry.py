@@ -23,7 +23,7 @@ class Models:
     def __init__(self, settings: Settings, observer: Callable[[str], Observe]) -> None:
         self._any_name = settings.any_model_name
         self._models = [
-            Model(name, file.path, settings, observer(name))
+            Model(name, file, settings, observer(name))
             for name, file in zip(_unique_names(settings.models), settings.models, strict=True)
         ]
         self._by_name = {model.name: model for model in self._models}

@@ -6,20 +6,21 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import tokenizers
 
 from sbert_infer._util.threads import in_daemon_thread
 from sbert_infer.artifact.exports import open_model
+from sbert_infer.artifact.fingerprint import Fingerprint, fingerprint
 from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, Manifest
 from sbert_infer.async_engine import AsyncEngine
-from sbert_infer.scheduling.stats import AsyncStats
-from sbert_infer.serve.settings import Settings
+from sbert_infer.errors import ArtifactError
+from sbert_infer.scheduling.stats import TOTALS, AsyncStats
+from sbert_infer.serve.settings import ModelFile, Settings
 from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.types import Observe
 
-_COUNTS = ("requests", "texts", "tokens", "truncated", "batches", "batch_tokens", "padded_tokens", "restarts")
+_COUNTS = (*TOTALS, "batches", "batch_tokens", "padded_tokens", "restarts")
 
 _KINDS = {
     ENCODER: "a sentence encoder: use /embed",
@@ -40,8 +41,10 @@ _WARM_S = 600.0  # for the first texts, whatever the timeout of a request
 class Model:
     """One artifact and its engine, which may be replaced while calls run."""
 
-    def __init__(self, name: str, path: Path, settings: Settings, observe: Observe) -> None:
-        self.name, self.path = name, path
+    fingerprint: Fingerprint  # of the artifact that serves now; set by `open`
+
+    def __init__(self, name: str, file: ModelFile, settings: Settings, observe: Observe) -> None:
+        self.name, self.path, self._expected = name, file.path, file.expected
         self.names = [name]  # under which it is served
         self.created = int(time.time())
         self.settings, self._observe = settings, observe
@@ -77,7 +80,10 @@ class Model:
     async def open(self) -> None:
         """Open the file as it is now, for all new calls. If it can't be served, nothing changes."""
         fresh = await self._open_warm()
-        before, self._engine = self._engine, fresh
+        found = fingerprint(fresh.engine.artifact)
+        if self._engine is not None and found == self.fingerprint:
+            fresh.cache = self._engine.cache  # the same model: its vectors stay
+        before, self._engine, self.fingerprint = self._engine, fresh, found
         self.created = int(time.time())
         if before is not None:
             self._leaving.add(before)
@@ -160,12 +166,14 @@ class Model:
                 max_wait_s=settings.max_wait_s,
                 timeout_s=settings.timeout_s,
                 verify=settings.verify,
+                cache_mb=settings.cache_mb,
                 observe=observe,
             )
 
         # An export, or opening a plan, may take minutes: the end of the process must not wait.
         engine = await asyncio.wrap_future(in_daemon_thread("sbert-serve-open", open_engine))
         try:
+            self._check_expected(fingerprint(engine.engine.artifact))
             longest = engine.engine.manifest.max_length
             if settings.max_queue_tokens < longest:
                 room = f"--max-queue-tokens {settings.max_queue_tokens}"
@@ -179,6 +187,14 @@ class Model:
         stats = engine.stats()
         self._past.subtract({name: getattr(stats, name) for name in _COUNTS})  # the warm-up is no client's request
         return engine
+
+    def _check_expected(self, found: Fingerprint) -> None:
+        """Raise if the file is not the model that it should be."""
+        if self._expected is not None and not any(
+            known.startswith(self._expected) for known in (found.exact, found.model)
+        ):
+            has = f"has the fingerprint {found.exact} ({found.model} without its precision)"
+            raise ArtifactError(f"{self.path} {has}, but {self._expected} is expected: see --expect-fingerprint")
 
     async def _retire(self, engine: AsyncEngine) -> None:
         await engine.close(max(self.settings.drain_s, self.settings.timeout_s))

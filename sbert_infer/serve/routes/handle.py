@@ -99,13 +99,13 @@ async def run_model(request: Request, model: Model, texts: int, work: Coroutine[
     No other await may come between looking up the engine and this, or a reload could lose the call.
     """
     record = record_of(request)
-    record.model, record.texts = model.name, texts
+    record.model, record.texts, fingerprint = model.name, texts, model.fingerprint.exact
     try:
         result = await while_connected(request, work)
     except ValueError as error:
         code = "too_many_tokens" if isinstance(error, CallTooLargeError) else "invalid_request"
         raise Problem(code, str(error), param="input") from None
-    record.tokens = result.tokens
+    record.tokens, record.fingerprint = result.tokens, fingerprint
     return result
 
 

@@ -143,4 +143,4 @@ def _form(asked: EmbeddingRequest | TokenEmbeddingRequest) -> tuple[VectorType, 
 
 
 def _entry(model: Model, name: str) -> OpenAIModel:
-    return OpenAIModel(name, model.created)
+    return OpenAIModel(name, model.created, model.fingerprint.exact)

@@ -291,6 +291,9 @@ def _card(model: Model) -> ModelCard:
         max_batch_tokens=model.max_batch_tokens,
         workers=info["workers"],
         weights_sha256=manifest.weights_sha256,
+        fingerprint=model.fingerprint.exact,
+        model_fingerprint=model.fingerprint.model,
+        fingerprint_parts=dict(model.fingerprint.parts),
         parity=dict(manifest.parity),
         versions=dict(manifest.versions),
     )

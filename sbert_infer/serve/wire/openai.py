@@ -80,6 +80,7 @@ class OpenAIModel(Struct):
 
     id: str
     created: int
+    fingerprint: str  # of everything that its vectors depend on
     object: Literal["model"] = "model"
     owned_by: str = "sbert-infer"
 

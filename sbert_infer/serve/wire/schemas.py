@@ -215,6 +215,9 @@ class ModelCard(Struct):
     max_batch_tokens: int
     workers: int
     weights_sha256: str
+    fingerprint: str  # of everything that its vectors depend on
+    model_fingerprint: str  # the same without the precision
+    fingerprint_parts: dict[str, str]
     parity: dict[str, Any]
     versions: dict[str, str]
 

@@ -48,6 +48,9 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     keys.touch()
     assert "holds no key" in error_of(str(junk), "--api-key-file", str(keys))
     assert "MODEL or NAME=MODEL" in error_of("name=")
+    assert "8 to 16 hexadecimal digits, got '123'" in error_of(str(junk), "--expect-fingerprint", "123")
+    assert "of b, but no model has that name" in error_of(str(junk), "--expect-fingerprint", "b=0123456789")
+    assert "as in NAME=01234567" in error_of(str(junk), f"b={junk}", "--expect-fingerprint", "01234567")
 
 
 @pytest.mark.parametrize(

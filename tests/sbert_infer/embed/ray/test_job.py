@@ -211,6 +211,7 @@ def test_columns_that_the_output_has_itself_are_refused(
 
 def test_all_files_get_the_same_columns(tmp_path: Path) -> None:
     from sbert_infer.embed.ray.output import OutputFolder
+    from tests.sbert_infer.embed.test_reuse import make_origin
 
     folder = OutputFolder(str(tmp_path / "out"))
     folder.begin({"a": 1}, restart=False, force=False)
@@ -219,7 +220,7 @@ def test_all_files_get_the_same_columns(tmp_path: Path) -> None:
         table = pa.table({"row": pa.array(range(number * 10, number * 10 + len(block["n"]))), **block})
         table = table if "error" in block else table.append_column("error", pa.nulls(len(table), pa.string()))
         pq.write_table(table, tmp_path / "out" / f"{number}.parquet")
-    assert "3 vectors in 3 files\n  no vector  1 rows" in folder.finish()
+    assert "3 vectors in 3 files\n  no vector  1 rows" in folder.finish(make_origin())
     first, *others = [pq.read_schema(path).remove_metadata() for path in (tmp_path / "out").glob("*.parquet")]
     assert all(other.equals(first) for other in others)
     found = pq.read_table(tmp_path / "out").sort_by("row").to_pydict()
