@@ -22,15 +22,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnx_ir as ir
-import onnxruntime
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from sbert_infer._util.cores import usable_cores
 from sbert_infer.export.graph.constants import add_constant
 from sbert_infer.export.options import Progress, no_progress
 from sbert_infer.export.precision.gptq import correction, round_rows
+from sbert_infer.export.precision.inner_session import InnerSession
 
 # CPUs without VNNI add two u8 x s8 products in 16 bits: 2 * 255 * 63 = 32130 fits, 64 saturates.
 WEIGHT_MAX = 63
@@ -41,10 +39,10 @@ ONE_SIDED_ZERO_POINT = 32
 
 KEPT = "kept"  # input of a graph with a choice
 
-_SMALL_BYTES = 1024
 _ROUNDING_COST = 4  # times that of a product of the same size, measured on 768 x 3072
 _CALIBRATION_ITEMS = 512  # more change the largest activations little
 _CALIBRATION_BATCH = 16
+_CALIBRATION_CHARACTERS = 8192  # of a batch: the inputs of all products are in memory at once
 
 Array = npt.NDArray[np.float32]
 Batch = Mapping[str, npt.NDArray[np.int64]]
@@ -53,9 +51,14 @@ Item = TypeVar("Item")
 
 def calibration_samples(items: Sequence[Item], size: Callable[[Any], int] = len) -> Iterator[list[Item]]:
     """Some of the texts or pairs, evenly spaced, in batches of similar `size`."""
-    some = sorted(items[:: max(1, len(items) // _CALIBRATION_ITEMS)], key=size)
-    for start in range(0, len(some), _CALIBRATION_BATCH):
-        yield some[start : start + _CALIBRATION_BATCH]
+    batch: list[Item] = []
+    for item in sorted(items[:: max(1, len(items) // _CALIBRATION_ITEMS)], key=size):
+        if batch and (len(batch) == _CALIBRATION_BATCH or size(item) * (len(batch) + 1) > _CALIBRATION_CHARACTERS):
+            yield batch
+            batch = []
+        batch.append(item)
+    if batch:
+        yield batch
 
 
 @dataclass(frozen=True)
@@ -99,9 +102,8 @@ def rounding_work(model: ir.Model, calibration: Sequence[Batch]) -> int:
     """How much `round_products` has to do, in multiplications of the calibration's products."""
     products = _products_by_input(model)
     weights = {_weight_name(node): _weight(node) for nodes in products.values() for node in nodes}
-    return sum(_cost_of_a_batch(batch, products) for batch in calibration) + sum(
-        map(_cost_of_rounding, weights.values())
-    )
+    rounding = sum(map(_cost_of_rounding, weights.values()))
+    return rounding + _cost_of_a_token(products) * sum(batch["attention_mask"].size for batch in calibration)
 
 
 def quantize(model: ir.Model, rounded: Rounded, kept: Collection[int] = ()) -> ir.Model:
@@ -165,11 +167,10 @@ def _name(value: ir.Value | None) -> str:
     return (value.name if value is not None else None) or ""
 
 
-def _cost_of_a_batch(batch: Batch, products: Mapping[ir.Value, list[ir.Node]]) -> int:
-    """Each token is multiplied with the weights, and with itself for the moments."""
-    weights = [_weight(node) for nodes in products.values() for node in nodes]
-    widths = [len(_weight(nodes[0])) for nodes in products.values()]
-    return batch["attention_mask"].size * (sum(weight.size for weight in weights) + sum(w * w for w in widths))
+def _cost_of_a_token(products: Mapping[ir.Value, list[ir.Node]]) -> int:
+    """It is multiplied with the weights, and with itself for the moments."""
+    sizes = [_weight(node).size for nodes in products.values() for node in nodes]
+    return sum(sizes) + sum(len(_weight(nodes[0])) ** 2 for nodes in products.values())
 
 
 def _cost_of_rounding(weight: Array) -> int:
@@ -193,40 +194,18 @@ def _activations(
     model: ir.Model, products: Mapping[ir.Value, list[ir.Node]], calibration: Sequence[Batch], progress: Progress
 ) -> dict[ir.Value, _Activations]:
     names = [_name(value) for value in products]
-    session = open_session(model, names)
+    session = InnerSession(model, names)
     seen = {}
     for value, nodes in products.items():
         width = len(_weight(nodes[0]))
         seen[value] = _Activations(np.zeros(width, np.float32), np.zeros((width, width), np.float32))
+    cost = _cost_of_a_token(products)
     for batch in calibration:
         real = batch["attention_mask"].astype(bool)  # [batch, length]
-        for value, output in zip(products, session.run(names, dict(batch)), strict=True):
+        for value, output in zip(products, session.run(names, batch), strict=True):
             seen[value].add(output[real])
-        progress(_cost_of_a_batch(batch, products))
+        progress(real.size * cost)
     return seen
-
-
-def open_session(model: ir.Model, outputs: Sequence[str] = ()) -> onnxruntime.InferenceSession:
-    """A session of `model` as it is, which also gives the inner values `outputs`."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # keeps the inner values
-    options.log_severity_level = 3
-    options.intra_op_num_threads = usable_cores()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # cores are needed between its runs
-    proto = ir.to_proto(model)
-    known = {output.name for output in proto.graph.output}
-    for name in outputs:
-        if name not in known:
-            proto.graph.output.add().name = name
-    # Passed separately, since a protobuf message is limited to 2 GB.
-    large = [tensor for tensor in proto.graph.initializer if len(tensor.raw_data) > _SMALL_BYTES]
-    arrays = [onnxruntime.OrtValue.ortvalue_from_numpy(onnx.numpy_helper.to_array(tensor)) for tensor in large]
-    for tensor in large:
-        tensor.ClearField("raw_data")
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        tensor.external_data.add(key="location", value="in memory")
-    options.add_external_initializers([tensor.name for tensor in large], arrays)
-    return onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def _quantize_group(

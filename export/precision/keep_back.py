@@ -15,7 +15,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from sbert_infer.export.options import Progress, no_progress
-from sbert_infer.export.precision.int8 import KEPT, Batch, Rounded, open_session, quantize_by_choice
+from sbert_infer.export.precision.inner_session import InnerSession
+from sbert_infer.export.precision.int8 import KEPT, Batch, Rounded, quantize_by_choice
 
 _MARGIN = 1.1  # other texts may gain a little less
 _MAX_TOKENS = 512  # of the texts to measure on: a base-size model runs them fifty times in half a minute
@@ -68,7 +69,7 @@ class _Errors:
     """The squared error of the graph's first output, over all batches."""
 
     def __init__(self, model: ir.Model, groups: int, batches: Sequence[Batch]) -> None:
-        self._session, self._batches, self._groups = open_session(model), batches, groups
+        self._session, self._batches, self._groups = InnerSession(model), batches, groups
         self._output = str(model.graph.outputs[0].name)
         self._exact = self._run(range(groups))
 
