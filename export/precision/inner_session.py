@@ -28,6 +28,8 @@ class InnerSession:
         options.log_severity_level = 3
         options.intra_op_num_threads = usable_cores()
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # cores are needed between runs
+        options.add_session_config_entry("session.disable_prepacking", "1")  # it would copy every weight
+        options.enable_cpu_mem_arena = False  # it would keep the memory of the largest batch
         graph, self._constants = model.clone(), dict[str, Any]()  # kept, since onnxruntime uses their memory
         for name, value in graph.graph.initializers.items():
             tensor = value.const_value
