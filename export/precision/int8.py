@@ -39,7 +39,7 @@ ONE_SIDED_ZERO_POINT = 32
 
 KEPT = "kept"  # input of a graph with a choice
 
-_ROUNDING_COST = 4  # times that of a product of the same size, measured on 768 x 3072
+_ROUNDING_COST = 4  # times that of a product of the same size, measured on a base-size model
 _CALIBRATION_ITEMS = 512  # more change the largest activations little
 _CALIBRATION_BATCH = 16
 _CALIBRATION_CHARACTERS = 2048  # of a batch: the inputs of all products are in memory at once
