@@ -37,7 +37,7 @@ class InnerSession:
                 array = np.ascontiguousarray(tensor.numpy())
                 self._constants[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
                 value.const_value = ir.ExternalTensor(
-                    "in memory", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape), name=name
+                    "in memory", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(array.shape), name=name
                 )
         options.add_external_initializers(list(self._constants), list(self._constants.values()))
         proto = ir.to_proto(graph)
