@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, astuple, replace
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from sbert_infer.artifact.manifest import Manifest
 from sbert_infer.backends.openvino_install import openvino_version, why_no_bf16
-from sbert_infer.errors import ExportError, SbertInferWarning
+from sbert_infer.errors import ExportError, ParityError, SbertInferWarning
 from sbert_infer.export.checkpoint.hub import locate
 from sbert_infer.export.checkpoint.modules_json import Routes, is_static, read_routes
 from sbert_infer.export.families.cross_encoder.family import CrossEncoder
@@ -27,7 +30,8 @@ from sbert_infer.export.graph.fuse import count_fused
 from sbert_infer.export.options import ExportOptions, Step, default_output, silent
 from sbert_infer.export.plan_exporter import PlanWriter
 from sbert_infer.export.precision.bf16 import to_bf16
-from sbert_infer.export.precision.int8 import quantize
+from sbert_infer.export.precision.int8 import Rounded, quantize, round_products, rounding_work
+from sbert_infer.export.precision.keep_back import keep_back, most_kept
 from sbert_infer.export.verify.parity import Bounds
 from sbert_infer.export.write import check_free, check_target, join, stage
 
@@ -129,22 +133,82 @@ class _Graphs:
             self._traced[portable] = self._model.trace(portable=portable)
         return self._traced[portable].clone()
 
+    def weight(self, name: str) -> npt.NDArray[np.float32]:
+        """A constant of the fused graph."""
+        tensor = self._traced[False].graph.initializers[name].const_value
+        assert tensor is not None  # noqa: S101
+        return tensor.numpy()
+
 
 def _write_onnx(model: Family, graphs: _Graphs, options: ExportOptions, target: Path, step: Step) -> Manifest:
     """Convert `model`, compare it with the reference, and put it in place."""
-    how = {"fp32": "portable" if options.portable else "fused", "bf16": "bf16, portable", "int8": "int8, fused"}
+    how = {"fp32": "portable" if options.portable else "fused", "bf16": "bf16, portable", "int8": "fused"}
     with step("convert", how[options.precision], 0):
         graph = graphs.copy(portable=options.standard)
         fused = count_fused(graph, model.reference.layers, model.reference.gelu_layers)
-        if options.int8:
-            quantize(graph, model.calibration(options.calibration))
-        elif options.bf16:
+        if options.bf16:
             to_bf16(graph)
-        elif not options.portable:
+        elif options.precision == "fp32" and not options.portable:
             tune(graph)
     draft = replace(model.draft, precision=options.precision, fusion=asdict(fused))
     if options.bf16 and why_no_bf16() is None:  # the certificate is then that of OpenVINO, else that of FP32
         draft = replace(draft, versions={**draft.versions, "openvino": str(openvino_version())})
+    if options.int8:
+        return _write_int8(model, graphs, options, partial(_write, model, draft, options, target, step), step)
+    return _write(model, draft, options, target, step, graph)
+
+
+def _write_int8(
+    model: Family, graphs: _Graphs, options: ExportOptions, write: Callable[..., Manifest], step: Step
+) -> Manifest:
+    """Round the products to 8 bits, but for those that cost too much, and `write` the graph."""
+    graph, calibration = graphs.copy(portable=False), model.calibration(options.calibration)
+    with step("quantize", "to 8 bits", rounding_work(graph, calibration)) as progress:
+        rounded = round_products(graph, calibration, progress)
+        quantize(graph, rounded)
+    kept: list[int] = []
+    worst: list[Any] = []
+    while True:
+        try:
+            return write(graph, _weight_names(model, graphs, rounded, kept))
+        except ParityError as error:
+            if not error.worst or len(kept) >= most_kept(rounded):
+                raise _refusal(error, len(kept), len(rounded.groups)) from error
+            worst, excess = [*error.worst, *worst], error.excess
+        inputs = [batch for probe in dict.fromkeys(worst) for batch in model.inputs([probe])]
+        with step("keep", "in FP32 what costs the most in 8 bits", len(rounded.groups)) as progress:
+            kept = keep_back(graphs.copy(portable=False), rounded, inputs, kept, excess, progress)
+        graph = quantize(graphs.copy(portable=False), rounded, kept)
+
+
+def _weight_names(model: Family, graphs: _Graphs, rounded: Rounded, kept: Sequence[int]) -> list[str]:
+    """Names of the weights in the groups `kept`; tracing transposes most, and calls them val_27."""
+    weights = {name: graphs.weight(name) for index in kept for name in rounded.groups[index]}
+    names: dict[str, str] = {}
+    for parameter, values in model.reference.named_parameters() if kept else ():
+        for name, weight in weights.items():
+            if values.shape == weight.T.shape and np.array_equal(values.detach().numpy(), weight.T):
+                names.setdefault(name, parameter)
+    return [names.get(name, name) for name in weights]
+
+
+def _refusal(error: ParityError, kept: int, groups: int) -> ParityError:
+    """The `error` of an 8-bit graph, and what else to try."""
+    tried = f", even with {kept} of {groups} groups of products in FP32" if kept else ""
+    advice = "take --bf16 or FP32, or accept less with --min-cosine"
+    return ParityError(f"8 bits are too few for this model{tried}: {advice}. In 8 bits, {error}")
+
+
+def _write(
+    model: Family,
+    draft: Manifest,
+    options: ExportOptions,
+    target: Path,
+    step: Step,
+    graph: ir.Model,
+    kept: Sequence[str] = (),
+) -> Manifest:
+    """Compare `graph` with the reference, and put it in place. `kept` are weights left in FP32."""
     bounds = Bounds.of(options.precision, options.min_cosine)
     with stage(graph, draft, model.tokenizer_json, target) as artifact:
         what = f"{len(model.probes)} {model.unit} against eager PyTorch"
@@ -154,4 +218,5 @@ def _write_onnx(model: Family, graphs: _Graphs, options: ExportOptions, target: 
             certificate = model.certify(artifact.path, options.precision, bounds, progress)
         with step("save", str(target), 0):
             check_free(target, options.force)  # again: this took a while
-            return artifact.commit(replace(draft, parity=asdict(certificate), canaries=model.canaries()))
+            parity = {**asdict(certificate), **({"kept_fp32": list(kept)} if kept else {})}
+            return artifact.commit(replace(draft, parity=parity, canaries=model.canaries()))

@@ -49,6 +49,7 @@ def summarize(manifest: Manifest, path: Path, portable: bool) -> str:
     lines = [
         f"{path}  {_megabytes(size)}, {manifest.precision}, weights sha256 {manifest.weights_sha256[:12]}",
         f"  {graph}",
+        *(f"  kept     {kept}" for kept in _kept(manifest)),
         f"  parity   {_detailed_parity(manifest)} of up to {manifest.parity['max_length']} tokens",
         *_tensorrt_engines(path),
         *(f"  {name:<9}{text}" for name, text in _routes(manifest)),
@@ -131,6 +132,8 @@ def _model(manifest: Manifest) -> Iterator[tuple[str, str]]:
         compared = f"on {parity['pairs']} pairs, correlation {parity['correlation']:.6f}"
     if manifest.precision == "bf16" and "openvino" not in manifest.versions and manifest.fusion["attention"] == 0:
         compared += " in FP32"
+    for kept in _kept(manifest):
+        yield "kept", kept
     yield "parity", f"{_difference(manifest)}, {compared}; at least {parity['threshold']} was asked for"
     yield "made by", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
 
@@ -194,6 +197,12 @@ def _fused(manifest: Manifest) -> str:
     """How many nodes were fused."""
     fusion = manifest.fusion
     return f"{fusion['attention']} of {fusion['layers']} attention, {fusion['gelu']} of {fusion['gelu_layers']} gelu"
+
+
+def _kept(manifest: Manifest) -> Iterator[str]:
+    """A line about the weights that an 8-bit model has in FP32, if there are any."""
+    if names := manifest.parity.get("kept_fp32"):
+        yield f"{len(names)} weights in FP32, which cost too much in 8 bits: {', '.join(names)}"
 
 
 def _megabytes(size: int) -> str:

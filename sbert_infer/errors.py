@@ -24,9 +24,10 @@ All warnings have one category, `SbertInferWarning`, so that they can be filtere
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _SOONEST_RETRY_S = 0.1  # with less, all refused clients would come back at once
@@ -62,7 +63,15 @@ class ExportError(SbertInferError):
 
 
 class ParityError(ExportError):
-    """The converted model's vectors differ too much from the reference's; nothing was written."""
+    """The converted model's vectors differ too much from the reference's; nothing was written.
+
+    `worst` holds the texts, or pairs of texts, that differ most, and `excess` says how many times
+    as large as allowed the difference is. There are none if the model can't be compared at all.
+    """
+
+    def __init__(self, message: str, worst: Iterable[Any] = (), excess: float = math.inf) -> None:
+        self.worst, self.excess = tuple(worst), excess
+        super().__init__(message)
 
 
 class ArtifactError(SbertInferError):

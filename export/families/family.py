@@ -93,8 +93,12 @@ class Family(ABC):
         """Convert the reference to a graph: of standard operators, or fused for onnxruntime."""
 
     @abstractmethod
-    def calibration(self, texts: Sequence[str]) -> Iterator[Batch]:
+    def calibration(self, texts: Sequence[str]) -> list[Batch]:
         """Batches of the user's `texts`, or of some of the probes if there are none."""
+
+    @abstractmethod
+    def inputs(self, probes: Sequence[Any]) -> Iterator[Batch]:
+        """What the graph takes for some of the probes, padded to the same length."""
 
     @abstractmethod
     def certify(self, path: Path, precision: str, bounds: Bounds, progress: Progress) -> Any:

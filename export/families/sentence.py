@@ -79,11 +79,15 @@ class SentenceEncoder(Family):
         more = {"token_output": self.options.token_output} if self.heads is None else {"heads": self.heads}
         return convert(self.reference, portable=portable, **more)
 
-    def calibration(self, texts: Sequence[str]) -> Iterator[Batch]:
+    def calibration(self, texts: Sequence[str]) -> list[Batch]:
         """Batches of the user's `texts`, or of sentences and some of the probes."""
-        for some in calibration_samples(texts or [*SENTENCES, *self.probes[::_EVERY]]):
-            ids, mask = self.reference.tokenize(some)
-            yield {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+        samples = calibration_samples(texts or [*SENTENCES, *self.probes[::_EVERY]])
+        return [batch for some in samples for batch in self.inputs(some)]
+
+    def inputs(self, probes: Sequence[str]) -> Iterator[Batch]:
+        """One batch."""
+        ids, mask = self.reference.tokenize(probes)
+        yield {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
 
     def expect(self, progress: Progress) -> None:
         """Encode the probes."""

@@ -16,20 +16,19 @@ positive side. Weights are rounded by `gptq.py`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnx_ir as ir
-import onnxruntime
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from sbert_infer._util.cores import usable_cores
 from sbert_infer.export.graph.constants import add_constant
+from sbert_infer.export.options import Progress, no_progress
 from sbert_infer.export.precision.gptq import correction, round_rows
+from sbert_infer.export.precision.inner_session import InnerSession
 
 # CPUs without VNNI add two u8 x s8 products in 16 bits: 2 * 255 * 63 = 32130 fits, 64 saturates.
 WEIGHT_MAX = 63
@@ -38,9 +37,12 @@ ZERO_POINT = 128  # activations are symmetric, but the u8 x s8 product is the on
 GELU_MIN = -0.17001  # neither GELU, exact or approximate, goes below
 ONE_SIDED_ZERO_POINT = 32
 
-_SMALL_BYTES = 1024
+KEPT = "kept"  # input of a graph with a choice
+
+_ROUNDING_COST = 4  # times that of a product of the same size, measured on a base-size model
 _CALIBRATION_ITEMS = 512  # more change the largest activations little
 _CALIBRATION_BATCH = 16
+_CALIBRATION_CHARACTERS = 2048  # of a batch: the inputs of all products are in memory at once
 
 Array = npt.NDArray[np.float32]
 Batch = Mapping[str, npt.NDArray[np.int64]]
@@ -49,25 +51,82 @@ Item = TypeVar("Item")
 
 def calibration_samples(items: Sequence[Item], size: Callable[[Any], int] = len) -> Iterator[list[Item]]:
     """Some of the texts or pairs, evenly spaced, in batches of similar `size`."""
-    some = sorted(items[:: max(1, len(items) // _CALIBRATION_ITEMS)], key=size)
-    for start in range(0, len(some), _CALIBRATION_BATCH):
-        yield some[start : start + _CALIBRATION_BATCH]
+    batch: list[Item] = []
+    for item in sorted(items[:: max(1, len(items) // _CALIBRATION_ITEMS)], key=size):
+        if batch and (len(batch) == _CALIBRATION_BATCH or size(item) * (len(batch) + 1) > _CALIBRATION_CHARACTERS):
+            yield batch
+            batch = []
+        batch.append(item)
+    if batch:
+        yield batch
 
 
-def quantize(model: ir.Model, calibration: Iterable[Batch]) -> ir.Model:
-    """Replace the encoder's matrix products by 8-bit ones, in place; return `model`."""
-    groups = _products_by_input(model)
-    seen = _activations(model, groups, calibration)
-    for values in _clusters(groups):
-        weights = [_weight(node) for value in values for node in groups[value]]
-        top = np.max([seen[value].largest for value in values], axis=0)
-        smooth = np.ones_like(top) if all(map(_after_gelu, values)) else _smoothing(top, weights)
-        moments = sum(seen[value].moments for value in values) * np.outer(smooth, smooth)
-        spread = correction(moments)
-        for value in values:
-            _quantize_group(model.graph, value, groups[value], smooth, spread)
+@dataclass(frozen=True)
+class Rounded:
+    """The 8-bit weights of a model's products, for graphs that have all of them or only some.
+
+    Products with the same input share its quantization, and products with the same weight share
+    that, so a group of them is rounded together, and kept in FP32 together.
+    """
+
+    groups: tuple[tuple[str, ...], ...]  # names of the weights in each
+    smooth: Mapping[str, Array]  # by the products' input
+    weights: Mapping[str, tuple[npt.NDArray[np.int8], Array]]  # by weight: integers [in, out], step of each column
+
+
+def round_products(model: ir.Model, calibration: Sequence[Batch], progress: Progress = no_progress) -> Rounded:
+    """Round the weights of the encoder's matrix products; `model` stays as it is.
+
+    `progress` takes the work done, of `rounding_work` in all.
+    """
+    products = _products_by_input(model)
+    seen = _activations(model, products, calibration, progress)
+    groups: list[tuple[str, ...]] = []
+    smooth: dict[str, Array] = {}
+    rounded: dict[str, tuple[npt.NDArray[np.int8], Array]] = {}
+    for values in _clusters(products):
+        weights = {_weight_name(node): _weight(node) for value in values for node in products[value]}
+        some = [seen.pop(value) for value in values]  # the moments of wide layers are larger than their weights
+        top = np.max([each.largest for each in some], axis=0)
+        scale = np.ones_like(top) if all(map(_after_gelu, values)) else _smoothing(top, list(weights.values()))
+        spread = correction(sum(each.moments for each in some) * np.outer(scale, scale))
+        groups.append(tuple(weights))
+        smooth |= {_name(value): scale for value in values}
+        for name, weight in weights.items():
+            rounded[name] = _round(weight / scale[:, None], spread)
+            progress(_cost_of_rounding(weight))
+    return Rounded(tuple(groups), smooth, rounded)
+
+
+def rounding_work(model: ir.Model, calibration: Sequence[Batch]) -> int:
+    """How much `round_products` has to do, in multiplications of the calibration's products."""
+    products = _products_by_input(model)
+    weights = {_weight_name(node): _weight(node) for nodes in products.values() for node in nodes}
+    rounding = sum(map(_cost_of_rounding, weights.values()))
+    return rounding + _cost_of_a_token(products) * sum(batch["attention_mask"].size for batch in calibration)
+
+
+def quantize(model: ir.Model, rounded: Rounded, kept: Collection[int] = ()) -> ir.Model:
+    """Replace the products of all groups but those `kept` by 8-bit ones, in place."""
+    fp32 = {name for index in kept for name in rounded.groups[index]}
+    for value, products in _products_by_input(model).items():
+        if _weight_name(products[0]) not in fp32:
+            _quantize_group(model.graph, value, products, rounded)
     model.opset_imports["com.microsoft"] = 1
     RemoveUnusedNodesPass()(model)  # and with them the FP32 weights
+    return model
+
+
+def quantize_by_choice(model: ir.Model, rounded: Rounded) -> ir.Model:
+    """Give `model` an input `kept` [groups], which says of each whether it is computed in FP32."""
+    kept = ir.Value(name=KEPT, shape=ir.Shape([len(rounded.groups)]), type=ir.TensorType(ir.DataType.BOOL))
+    model.graph.inputs.append(kept)
+    group_of = {name: index for index, names in enumerate(rounded.groups) for name in names}
+    for value, products in _products_by_input(model).items():
+        index = group_of[_weight_name(products[0])]
+        where = add_constant(model.graph, f"{KEPT}.{index}", np.array(index))
+        _quantize_group(model.graph, value, products, rounded, choice=(kept, where))
+    model.opset_imports["com.microsoft"] = 1
     return model
 
 
@@ -100,6 +159,25 @@ def _weight(node: ir.Node) -> Array:
     return right.const_value.numpy()
 
 
+def _weight_name(node: ir.Node) -> str:
+    return _name(node.inputs[1])
+
+
+def _name(value: ir.Value | None) -> str:
+    return (value.name if value is not None else None) or ""
+
+
+def _cost_of_a_token(products: Mapping[ir.Value, list[ir.Node]]) -> int:
+    """It is multiplied with the weights, and with itself for the moments."""
+    sizes = [_weight(node).size for nodes in products.values() for node in nodes]
+    return sum(sizes) + sum(len(_weight(nodes[0])) ** 2 for nodes in products.values())
+
+
+def _cost_of_rounding(weight: Array) -> int:
+    """Row by row, which is slower than a product."""
+    return _ROUNDING_COST * len(weight) * weight.size
+
+
 @dataclass
 class _Activations:
     """Statistics of one input over all real tokens of the calibration texts."""
@@ -113,47 +191,35 @@ class _Activations:
 
 
 def _activations(
-    model: ir.Model, groups: Mapping[ir.Value, list[ir.Node]], calibration: Iterable[Batch]
+    model: ir.Model, products: Mapping[ir.Value, list[ir.Node]], calibration: Sequence[Batch], progress: Progress
 ) -> dict[ir.Value, _Activations]:
-    names = [value.name or "" for value in groups]
-    session = _session(model, names)
+    names = [_name(value) for value in products]
+    session = InnerSession(model, names)
     seen = {}
-    for value, products in groups.items():
-        width = len(_weight(products[0]))
+    for value, nodes in products.items():
+        width = len(_weight(nodes[0]))
         seen[value] = _Activations(np.zeros(width, np.float32), np.zeros((width, width), np.float32))
+    cost = _cost_of_a_token(products)
     for batch in calibration:
         real = batch["attention_mask"].astype(bool)  # [batch, length]
-        for value, output in zip(groups, session.run(names, dict(batch)), strict=True):
+        for value, output in zip(products, session.run(names, batch), strict=True):
             seen[value].add(output[real])
+        progress(real.size * cost)
     return seen
 
 
-def _session(model: ir.Model, outputs: list[str]) -> onnxruntime.InferenceSession:
-    """A session that also gives the inner values `outputs`."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # keeps the inner values
-    options.log_severity_level = 3
-    options.intra_op_num_threads = usable_cores()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # cores are needed between its runs
-    proto = ir.to_proto(model)
-    known = {output.name for output in proto.graph.output}
-    for name in outputs:
-        if name not in known:
-            proto.graph.output.add().name = name
-    # Passed separately, since a protobuf message is limited to 2 GB.
-    large = [tensor for tensor in proto.graph.initializer if len(tensor.raw_data) > _SMALL_BYTES]
-    arrays = [onnxruntime.OrtValue.ortvalue_from_numpy(onnx.numpy_helper.to_array(tensor)) for tensor in large]
-    for tensor in large:
-        tensor.ClearField("raw_data")
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        tensor.external_data.add(key="location", value="in memory")
-    options.add_external_initializers([tensor.name for tensor in large], arrays)
-    return onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+def _quantize_group(
+    graph: ir.Graph,
+    value: ir.Value,
+    products: list[ir.Node],
+    rounded: Rounded,
+    choice: tuple[ir.Value, ir.Value] | None = None,
+) -> None:
+    """Replace `products`, which all multiply `value`, by 8-bit ones.
 
-
-def _quantize_group(graph: ir.Graph, value: ir.Value, products: list[ir.Node], smooth: Array, spread: Array) -> None:
-    """Replace `products`, which all multiply `value`, by 8-bit ones."""
-    tape = ir.tape.Tape()
+    With a `choice`, a vector of booleans and a place in it, they stay where that is true.
+    """
+    tape, smooth = ir.tape.Tape(), rounded.smooth[_name(value)]
 
     def constant(name: str, array: npt.ArrayLike) -> ir.Value:
         return add_constant(graph, f"{value.name}.int8.{name}", array)
@@ -168,12 +234,16 @@ def _quantize_group(graph: ir.Graph, value: ir.Value, products: list[ir.Node], s
     shape = tape.op("Shape", [value], {"start": 0, "end": 2})
 
     for index, node in enumerate(products):
-        weight, steps = _quantized_weight(graph, node, smooth, spread)
+        name = f"{_weight_name(node)}.int8"
+        integers, columns = rounded.weights[_weight_name(node)]
+        weight, steps = add_constant(graph, name, integers), add_constant(graph, f"{name}.steps", columns)
         inputs = [quantized, weight, constant("one", np.float32(1)), steps, constant("zero", np.uint8(zero_point))]
         product = tape.op("MatMulIntegerToFloat", inputs, domain="com.microsoft")
         scaled = tape.op("Mul", [product, column])
         target = tape.op("Concat", [shape, constant(f"width{index}", _weight(node).shape[1:])], {"axis": 0})
         result = tape.op("Reshape", [scaled, target])
+        if choice is not None:
+            result = tape.op("Where", [tape.op("Gather", choice), tape.op("MatMul", node.inputs), result])
         result.shape, result.type = node.outputs[0].shape, node.outputs[0].type
         ir.convenience.replace_all_uses_with(node.outputs[0], result)
     graph.insert_before(products[0], tape.nodes)
@@ -206,12 +276,7 @@ def _smoothing(largest: Array, weights: list[Array]) -> Array:
     return balanced
 
 
-def _quantized_weight(graph: ir.Graph, node: ir.Node, smooth: Array, spread: Array) -> tuple[ir.Value, ir.Value]:
-    """Integers [in, out] and step of each column, as constants; shared weights are rounded once."""
-    name = f"{node.inputs[1].name}.int8" if node.inputs[1] is not None else ""
-    if name not in graph.initializers:
-        weight = _weight(node) / smooth[:, None]
-        steps: Array = np.maximum(np.abs(weight).max(axis=0), 1e-10) / np.float32(WEIGHT_MAX)
-        add_constant(graph, name, round_rows(weight, steps, WEIGHT_MAX, spread))
-        add_constant(graph, f"{name}.steps", steps)
-    return graph.initializers[name], graph.initializers[f"{name}.steps"]
+def _round(weight: Array, spread: Array) -> tuple[npt.NDArray[np.int8], Array]:
+    """Integers [in, out] and the step of each column."""
+    steps: Array = np.maximum(np.abs(weight).max(axis=0), 1e-10) / np.float32(WEIGHT_MAX)
+    return round_rows(weight, steps, WEIGHT_MAX, spread), steps

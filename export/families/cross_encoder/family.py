@@ -73,11 +73,14 @@ class CrossEncoder(Family):
         """Convert: input_ids, attention_mask, and token_type_ids if it has them -> scores."""
         return build_graph(self.reference, (SCORES,), portable=portable, token_types=self.reference.token_types)
 
-    def calibration(self, texts: Sequence[str]) -> Iterator[Batch]:
+    def calibration(self, texts: Sequence[str]) -> list[Batch]:
         """Batches of the user's tab-separated pairs, or of some of the probes."""
-        pairs = _split(texts) or self.probes[::_EVERY]
-        for some in calibration_samples(pairs, size=lambda pair: sum(map(len, pair))):
-            yield {name: values.numpy() for name, values in self.reference.tokenize(some).items()}
+        samples = calibration_samples(_split(texts) or self.probes[::_EVERY], size=lambda pair: sum(map(len, pair)))
+        return [batch for some in samples for batch in self.inputs(some)]
+
+    def inputs(self, probes: Sequence[Pair]) -> Iterator[Batch]:
+        """One batch."""
+        yield {name: values.numpy() for name, values in self.reference.tokenize(probes).items()}
 
     def expect(self, progress: Progress) -> None:
         """Score the probes."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sbert_infer.errors import ParityError
 from sbert_infer.export.families.cross_encoder.reference import PairReference
 from sbert_infer.export.options import Progress, no_progress
-from sbert_infer.export.verify.parity import in_batches, mixed_batches, refusing_failures
+from sbert_infer.export.verify.parity import excess, in_batches, mixed_batches, refusing_failures
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH, ODD, SENTENCES, probe_texts
 from sbert_infer.reranker import Reranker
 from sbert_infer.types import Pair
@@ -20,7 +20,8 @@ from sbert_infer.types import Pair
 Scores = npt.NDArray[np.float32]
 
 _MAX_ERROR = 1e-3  # of FP32 scores, in their own standard deviation
-_SHOWN = 3  # worst pairs in the error
+_WORST = 8  # pairs that the error names
+_SHOWN = 3  # of them in its message
 _QUERY = "Why is the sky blue?"
 
 
@@ -90,7 +91,9 @@ def certify_scores(
     wrong = exact and not certificate.max_abs <= _MAX_ERROR * certificate.spread
     if wrong or not certificate.correlation >= threshold:
         errors = np.abs(np.stack([alone, mixed]) - expected.scores).max(axis=(0, 2))
-        raise ParityError(_explain(certificate, errors, pairs))
+        worst = [pairs[row] for row in np.argsort(-errors)[:_WORST]]
+        times = float(excess(certificate.correlation, threshold))
+        raise ParityError(_explain(certificate, errors, pairs), worst, times)
     return certificate
 
 

@@ -78,16 +78,17 @@ class MultiVectorEncoder(Family):
         side = "left" if masked else self.reference.tokenizer.padding_side
         return build_graph(self.reference, (TOKENS,), portable=portable, padding_side=side)
 
-    def calibration(self, texts: Sequence[str]) -> Iterator[Batch]:
-        """Batches of the user's `texts`, or of sentences and some of the probes.
+    def calibration(self, texts: Sequence[str]) -> list[Batch]:
+        """Batches of the user's `texts`, or of sentences and some of the probes."""
+        samples = calibration_samples(texts or [*SENTENCES, *self.probes[::_EVERY]])
+        return [batch for some in samples for batch in self.inputs(some)]
 
-        All of them as documents, a quarter also as queries.
-        """
-        for some in calibration_samples(texts or [*SENTENCES, *self.probes[::_EVERY]]):
-            for task, rows in (("document", slice(None)), ("query", slice(None, None, 4))):
-                prompt = self.checkpoint.prompts[task]
-                tokens = self.reference.tokenize([prompt + text for text in some[rows]], task)
-                yield {"input_ids": tokens.input_ids.numpy(), "attention_mask": tokens.attention_mask.numpy()}
+    def inputs(self, probes: Sequence[str]) -> Iterator[Batch]:
+        """All of them as documents, and a quarter as queries."""
+        for task, rows in (("document", slice(None)), ("query", slice(None, None, 4))):
+            prompt = self.checkpoint.prompts[task]
+            tokens = self.reference.tokenize([prompt + text for text in probes[rows]], task)
+            yield {"input_ids": tokens.input_ids.numpy(), "attention_mask": tokens.attention_mask.numpy()}
 
     def expect(self, progress: Progress) -> None:
         """Encode the probes in each role."""

@@ -17,13 +17,14 @@ from sbert_infer.engine import Engine
 from sbert_infer.errors import ParityError
 from sbert_infer.export.families.multi_vector.reference import MultiVectorReference
 from sbert_infer.export.options import Progress, no_progress
-from sbert_infer.export.verify.parity import Bounds, refusing_failures
+from sbert_infer.export.verify.parity import Bounds, excess, refusing_failures
 from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH
 from sbert_infer.similarity import cosine, maxsim
 
 Vectors = npt.NDArray[np.float32]
 
 _SCORED = 32  # documents whose MaxSim scores are compared as well
+_WORST = 16  # results that the error names
 _EVERY = 8  # one of so many texts is also compared without a role
 
 
@@ -90,14 +91,17 @@ def certify_multi_vector(
     get vectors.
     """
     cosines, errors, batch_errors, scored = [], [], [], {}
+    compared: list[str] = []  # the text of each of `cosines`
     for name, role in expected.roles.items():
         alone, together = _encode(path, role, progress if role.task else no_progress)
         for text, right, *found in zip(role.texts, role.vectors, alone, together, strict=True):
-            cosines += [_cosines(right, each, text, bounds.for_text(text)) for each in found]
+            cosines += [_cosines(right, each, text) for each in found]
+            compared += [text] * len(found)
             errors += [float(np.abs(each - right).max(initial=0)) for each in found]
             batch_errors.append(float(np.abs(found[0] - found[1]).max(initial=0)))
         step = max(1, len(role.texts) // _SCORED)
         scored[name] = role.vectors[::step], together[::step]
+    _check([float(each.min(initial=1)) for each in cosines], compared, bounds)
     every = np.concatenate(cosines)
     scores = [
         maxsim(queries, documents) for queries, documents in zip(scored["query"], scored["document"], strict=True)
@@ -131,7 +135,7 @@ def _encode(path: Path, role: _Role, progress: Progress) -> tuple[list[Vectors],
         return alone, together
 
 
-def _cosines(right: Vectors, found: Vectors, text: str, threshold: float) -> npt.NDArray[np.float64]:
+def _cosines(right: Vectors, found: Vectors, text: str) -> npt.NDArray[np.float64]:
     if not np.isfinite(right).all():
         raise ParityError(
             f"the checkpoint itself, in PyTorch, gives NaN or infinity; nothing was written: {text!r:.90}"
@@ -139,10 +143,19 @@ def _cosines(right: Vectors, found: Vectors, text: str, threshold: float) -> npt
     if right.shape != found.shape:
         sizes = f"{len(right)} vectors of {right.shape[1]} numbers in PyTorch, {len(found)} of {found.shape[1]} here"
         raise ParityError(f"{sizes}; nothing was written. The text: {text!r:.90}")
-    cosines = cosine(right, found) if right.size else np.empty(0)
-    if not cosines.min(initial=1) >= threshold:
+    return cosine(right, found) if right.size else np.empty(0)
+
+
+def _check(lowest: list[float], texts: list[str], bounds: Bounds) -> None:
+    """Raise `ParityError` if a text's lowest cosine is out of `bounds`."""
+    wanted = [bounds.for_text(text) for text in texts]
+    times = excess(lowest, wanted)
+    worst = np.argsort(-times)[:_WORST]
+    first = int(worst[0])
+    if not times[first] <= 1:
         raise ParityError(
-            f"the lowest cosine of a token's vector to the reference's is {cosines.min():.6f}, at least {threshold} is "
-            f"needed; nothing was written. The text: {text!r:.90}"
+            f"the lowest cosine of a token's vector to the reference's is {lowest[first]:.6f}, at least "
+            f"{wanted[first]} is needed; nothing was written. The text: {texts[first]!r:.90}",
+            dict.fromkeys(texts[row] for row in worst),
+            float(times[first]),
         )
-    return cosines
