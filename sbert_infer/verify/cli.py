@@ -82,6 +82,8 @@ def _verify(artifact: Artifact, target: str | None, options: dict[str, Any]) -> 
     """Verify this machine and, if its vectors are right, the target."""
     if target is not None and artifact.manifest.kind != ENCODER:
         raise ValueError(f"{artifact.path} is no sentence encoder: only those can be compared with a server or a file")
+    if target is not None and "://" not in target and not Path(target).is_file():
+        raise ValueError(f"{target} is no file, and no address such as http://127.0.0.1:8080")
     opener = Reranker if artifact.manifest.kind == RERANKER else Engine
     with opener(artifact, device=options["device"], on_truncate="ignore", verify="never") as engine:
         here = report_here(engine)
@@ -121,8 +123,6 @@ def _key(options: dict[str, Any]) -> str | None:
 
 def _read(target: str, options: dict[str, Any]) -> tuple[list[str], Any]:
     """Return some texts of a file and its vectors of them."""
-    if not Path(target).is_file():
-        raise ValueError(f"{target} is no file, and no address such as http://127.0.0.1:8080")
     try:
         from sbert_infer.verify.vectors_file import read_sample
     except ImportError as error:
