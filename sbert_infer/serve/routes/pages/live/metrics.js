@@ -83,8 +83,8 @@ function sample(before, after, model) {
   const total = { ...where, stage: "total" };
   const latency = q => quantile(q, before.scrape, after.scrape, "sbert_stage_seconds_bucket", total);
   /** Median and p99 of the calls of one class. */
-  const lane = name => Object.fromEntries([50, 99].map(rank => [`${name} p${rank}`,
-    quantile(rank / 100, before.scrape, after.scrape, "sbert_class_seconds_bucket", { ...where, class: name })]));
+  const lane = name => [0.5, 0.99].map(q =>
+    quantile(q, before.scrape, after.scrape, "sbert_class_seconds_bucket", { ...where, class: name }));
   /** Values for each label that a metric has, if it has that label at all. */
   const by = (name, label, read) => Object.fromEntries(labelled(after.scrape, name, label)
     .map(value => [value.replaceAll("_", " "), read(name, { [label]: value })]));
