@@ -20,7 +20,7 @@ SOURCES := sbert_infer export kernels bench deploy docs_site examples tests
 .PHONY: help setup test test-gpu test-upstream lint format docs demo paper bench bench-serve bench-gpu clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 11
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 15
 
 setup: $(STAMP) ## make .venv with the pinned versions (a second run does nothing)
 

@@ -91,9 +91,14 @@ def export_all(
 def _export_routes(
     source: str | Path, path: Path, wanted: Sequence[tuple[Path, ExportOptions]], routes: Routes, step: Step
 ) -> Iterator[tuple[Path, Manifest]]:
-    """Export each route as a model of its own, certificate included, and put them into one file."""
+    """Export each route as a model of its own, certificate included, and put them into one file.
+
+    Nothing is written before all precisions of both routes are done.
+    """
     if any(options.fp16 for _, options in wanted):
         raise ExportError("--fp16 takes one route at a time: --route query, --route document, each with -o")
+    if all(is_static(path, route) for route in astuple(routes)) and any(one.precision != "fp32" for _, one in wanted):
+        raise ExportError("both routes are tables, with no layers to compute: leave out --int8 and --bf16")
     with tempfile.TemporaryDirectory(prefix=".routes.", dir=wanted[0][0].parent) as folder:
         files = {route: [Path(folder, f"{route}{i}.onnx") for i in range(len(wanted))] for route in astuple(routes)}
         for route, targets in files.items():
@@ -172,7 +177,9 @@ def _write_int8(
         try:
             return write(graph, _weight_names(model, graphs, rounded, kept))
         except ParityError as error:
-            if not error.worst or len(kept) >= most_kept(rounded):
+            if not error.worst:  # it does not run at all, or the checkpoint itself gives NaN
+                raise
+            if len(kept) >= most_kept(rounded):
                 raise _refusal(error, len(kept), len(rounded.groups)) from error
             worst, excess = [*error.worst, *worst], error.excess
         inputs = [batch for probe in dict.fromkeys(worst) for batch in model.inputs([probe])]

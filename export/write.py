@@ -99,6 +99,7 @@ def stage(model: ir.Model, draft: Manifest, tokenizer_json: str, target: Path) -
 
 def join(parts: Mapping[str, Path], target: Path, force: bool) -> Manifest:
     """Write the artifacts of a model's routes to one file, whose graph is that of the first."""
+    target = Path(os.path.realpath(target))
     (main, first), *others = parts.items()
     manifests = [open_artifact(path).manifest for path in parts.values()]
     for name in ("kind", "dim", "similarity", "truncate_dim", "max_active_dims"):

@@ -140,7 +140,7 @@ class Contest:
 
     def measure_machine(self, cores: int, device: str = "cpu") -> None:
         """Measure the machine's current peaks, once per round."""
-        families = {entrant.contestant.family for entrant in self.entrants}
+        families = {entrant.contestant.family for entrant in self.entrants if not entrant.contestant.out}
         for precision in ["fp32", *sorted(families & OWN_PEAKS)] if device == "cpu" else ["fp16"]:
             reply = self._machine.ask("peak", precision=precision, cores=cores, device=device)
             self.peaks.setdefault(precision, []).append(reply["gflops"])

@@ -76,7 +76,7 @@ class Adapter:
         return sides
 
 
-def read_adapter(folder: Path, root: Path, problems: Problems) -> Adapter | None:
+def read_adapter(folder: Path, root: Path, trust_remote_code: bool, problems: Problems) -> Adapter | None:
     """Read the adapter in a transformer's folder; None if there is none, or after a problem."""
     name = f"{shown(folder, root)}{CONFIG}"
     if not (folder / CONFIG).is_file():
@@ -96,7 +96,8 @@ def read_adapter(folder: Path, root: Path, problems: Problems) -> Adapter | None
     source = str(config.get("base_model_name_or_path") or "(not named)")
     revision = config.get("revision")
     try:
-        base = locate(source if revision is None or Path(source).is_dir() else f"{source}@{revision}")
+        named = source if revision is None or Path(source).is_dir() else f"{source}@{revision}"
+        base = locate(named, trust_remote_code)
     except CheckpointError as error:
         problems.append(f"{name}: the base model {source!r}: {error.problems[0]}")
     if len(problems) > before:

@@ -74,6 +74,9 @@ def weights_sha256(checkpoint: Checkpoint) -> str:
         if isinstance(spec, DenseSpec | LayerNormSpec | WeightedLayerPoolingSpec):
             files += weight_files(spec.path, "", [])
     total = hashlib.sha256()
+    if adapter := checkpoint.adapter:  # how much it counts is not in its weights
+        scaling = (adapter.alpha, sorted(adapter.alphas.items()), adapter.rank_stabilized)
+        total.update(repr(scaling).encode())
     for file in files:
         with file.open("rb") as stream:
             while chunk := stream.read(1 << 22):

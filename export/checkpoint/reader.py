@@ -103,7 +103,7 @@ def _read_transformer(
     folder = path / first.path
     own = (path / "modules.json").is_file()
     before = len(problems)
-    adapter = read_adapter(folder, path, problems)
+    adapter = read_adapter(folder, path, trust_remote_code, problems)
     base, root = (adapter.base, adapter.base) if adapter else (folder, path)
     is_readable = len(problems) == before
     config = read_config(base, root, trust_remote_code, problems) if is_readable else None

@@ -31,9 +31,9 @@ class Family(ABC):
     """A checkpoint of one kind of model, on its way to an artifact.
 
     The calls come in this order: `recognises`, `read`, `check_options`, `load`, `prepare`,
-    `expect`, `canaries`, `trace`, `calibration` (for 8 bits) and `certify`. Nothing but
-    `check_options` and the last depends on the precision, so several artifacts can be made from one
-    object.
+    `expect`, `trace`, `calibration` (for 8 bits), `certify` and `canaries`. Nothing but
+    `check_options` and `certify` depends on the precision, so several artifacts can be made from
+    one object.
     """
 
     kind: ClassVar[str]  # in messages: "cross-encoder"

@@ -18,7 +18,7 @@ from sbert_infer.errors import ParityError
 from sbert_infer.export.families.multi_vector.reference import MultiVectorReference
 from sbert_infer.export.options import Progress, no_progress
 from sbert_infer.export.verify.parity import Bounds, excess, refusing_failures
-from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH
+from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH, is_odd
 from sbert_infer.similarity import cosine, maxsim
 
 Vectors = npt.NDArray[np.float32]
@@ -34,8 +34,9 @@ class MultiVectorCertificate:
 
     texts: int
     max_length: int  # tokens of the longest text compared
-    min_cosine: float
+    min_cosine: float  # of natural texts, as is the mean
     mean_cosine: float
+    odd_min_cosine: float
     max_abs: float
     batch_max_abs: float  # the same text alone and among others
     maxsim_max_abs: float  # of a query's score, which is a sum over its tokens
@@ -61,8 +62,13 @@ class ExpectedVectors:
     max_length: int
 
     def by_text(self) -> tuple[list[str], list[int], list[Vectors], list[str | None]]:
-        """Every text in every role: the text with its prompt, its number of vectors, them, role."""
-        every = [(role, *each) for role in self.roles.values() for each in zip(role.texts, role.vectors, strict=True)]
+        """Every natural text in every role: with its prompt, its number of vectors, them, role."""
+        every = [
+            (role, text, found)
+            for role in self.roles.values()
+            for text, found in zip(role.texts, role.vectors, strict=True)
+            if not is_odd(text)
+        ]
         texts = [role.prompt + text for role, text, _ in every]
         vectors = [found for _, _, found in every]
         return texts, list(map(len, vectors)), vectors, [role.task for role, _, _ in every]
@@ -102,6 +108,7 @@ def certify_multi_vector(
         step = max(1, len(role.texts) // _SCORED)
         scored[name] = role.vectors[::step], together[::step]
     _check([float(each.min(initial=1)) for each in cosines], compared, bounds)
+    odd = np.repeat([is_odd(text) for text in compared], [len(each) for each in cosines])
     every = np.concatenate(cosines)
     scores = [
         maxsim(queries, documents) for queries, documents in zip(scored["query"], scored["document"], strict=True)
@@ -109,8 +116,9 @@ def certify_multi_vector(
     return MultiVectorCertificate(
         texts=expected.texts,
         max_length=expected.max_length,
-        min_cosine=float(every.min()),
-        mean_cosine=float(every.mean()),
+        min_cosine=float(every[~odd].min()),
+        mean_cosine=float(every[~odd].mean()),
+        odd_min_cosine=float(every[odd].min(initial=1)),
         max_abs=max(errors),
         batch_max_abs=max(batch_errors),
         maxsim_max_abs=float(np.abs(scores[0] - scores[1]).max()),
