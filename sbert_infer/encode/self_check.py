@@ -40,7 +40,7 @@ Verify = Literal["once", "always", "never"]
 RIGHT, WRONG, NO_CANARIES, NOT_CHECKED = "right", "wrong", "no canaries", "not checked"
 
 # How far vectors may be from the eager model's, whatever the certificate says: 1 - cosine, and a
-# reranker's score in standard deviations. FP32 differs by 1e-10 from CPU to CPU; on a GPU it may be
+# reranker's score in standard deviations. FP32 on CPUs is far below this; on a GPU it may be
 # TF32. The certificate of a BF16 file may be one of FP32, and that of a plan is of an emulation.
 _ROOM = {
     "fp32": (5e-6, 2e-3),
