@@ -58,7 +58,7 @@ class AsyncEngine:
         max_wait_s: float = 1.0,
         timeout_s: float = 30.0,
         hang_timeout_s: float = 20.0,
-        verify: Verify = "once",
+        verify: Verify | None = None,
         cache_mb: float = 0.0,
         observe: Observe = lambda name, value: None,
     ) -> None:
@@ -77,11 +77,11 @@ class AsyncEngine:
             timeout_s: how long a call may take, unless it sets its own timeout.
             hang_timeout_s: a batch that runs longer than this is given up, and the worker and
                 backend that run it are replaced.
-            verify: when to check the vectors of this machine, as for `Engine`.
+            verify: when to check the vectors of this machine, as for `Engine`. Not for an open one.
             cache_mb: memory for vectors of texts that a sentence encoder has encoded before.
             observe: called from several threads, as `observe(name, value)`. For each call it gets
-                the seconds of "tokenize", "queue" (once for each batch with texts of the call) and
-                "total"; for each batch, the seconds of "run" and the number of "batch_tokens".
+                the seconds of "tokenize", "queue" (once for each batch with its texts), "total" and
+                "interactive" or "bulk"; for each batch those of "run", and its "batch_tokens".
 
         """
         check_positive(
@@ -89,14 +89,14 @@ class AsyncEngine:
         )
         check_not_negative(max_delay_ms=max_delay_ms, cache_mb=cache_mb)
         self._owns = not isinstance(model, BaseEngine)
-        if workers is not None and not self._owns:
-            raise ValueError("an open engine has its workers: give them to Engine or Reranker, not to AsyncEngine")
+        if not self._owns and (own := "workers" if workers else "verify" if verify else ""):
+            raise ValueError(f"an open engine has its {own}: give them to Engine or Reranker, not to AsyncEngine")
         artifact = model.artifact if isinstance(model, BaseEngine) else open_model(model)
         check_kind(artifact, (ENCODER, RERANKER, SPARSE_ENCODER), "AsyncEngine")
         check_one_route(artifact, "AsyncEngine and sbert-serve")
         if not isinstance(model, BaseEngine):
             opener = Reranker if artifact.manifest.kind == RERANKER else Engine
-            model = opener(artifact, workers=workers, max_batch_tokens=max_batch_tokens, verify=verify)
+            model = opener(artifact, workers=workers, max_batch_tokens=max_batch_tokens, verify=verify or "once")
         self.engine = model
         self.timeout_s = timeout_s
         self._pipeline, manifest = self.engine.pipeline, artifact.manifest

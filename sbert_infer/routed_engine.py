@@ -15,7 +15,8 @@ class RoutedEngine(BaseEngine):
     """An engine for the default route of its file, with further engines for the other routes."""
 
     def _apply(self, manifest: Manifest) -> None:
-        options = {name: getattr(self._options, name) for name in COPIED_OPTIONS}
+        options: dict[str, Any] = {name: getattr(self._options, name) for name in COPIED_OPTIONS}
+        options |= {"verify": self._self_check.verify}
         parts = open_routes(self.artifact)
         self._routes: dict[str, Any] = {task: type(self)(part, **options) for task, part in parts.items()}
 

@@ -99,9 +99,21 @@ class TensorArray(np.ndarray[Any, Any]):
     mean: Any = _takes_dim(np.ndarray.mean)
     argmax: Any = _takes_dim(np.ndarray.argmax)
     argmin: Any = _takes_dim(np.ndarray.argmin)
+    any: Any = _takes_dim(np.ndarray.any)
+    all: Any = _takes_dim(np.ndarray.all)
+    prod: Any = _takes_dim(np.ndarray.prod)
+    cumsum: Any = _takes_dim(np.ndarray.cumsum)
+
+    def std(self, *args: Any, **options: Any) -> Any:
+        """Return a tensor's with `dim`, which divides by one less, or an array's."""
+        return _tensor(self).std(*args, **options) if "dim" in options else super().std(*args, **options)
+
+    def var(self, *args: Any, **options: Any) -> Any:
+        """Return a tensor's with `dim`, which divides by one less, or an array's."""
+        return _tensor(self).var(*args, **options) if "dim" in options else super().var(*args, **options)
 
     def _extreme(self, own: Callable[..., Any], indices: Any, *args: Any, **options: Any) -> Any:
-        if not args and "dim" not in options:
+        if args in ((), (None,)) and "dim" not in options:
             return own(**options)
         dim = options.pop("dim", *args[:1])
         found = self._at(indices(self.numpy(), axis=dim, keepdims=True), dim)

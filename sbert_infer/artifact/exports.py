@@ -1,6 +1,7 @@
 """The cache of exports: from the name of a checkpoint, a folder or a model of the hub, to vectors.
 
     ~/.cache/sbert-infer/exports/
+      local/my-model/                          exports of folders
       sentence-transformers--all-MiniLM-L6-v2/
         c9745ed1d9f207416be6-0.1.0.fp32.onnx   commit, or hash of a folder's files, and our version
         c9745ed1d9f207416be6-0.1.0.int8.onnx
@@ -50,8 +51,8 @@ def open_model(
     if model_precision not in (None, *MODEL_PRECISIONS):
         raise ValueError(f"model_precision must be one of {', '.join(MODEL_PRECISIONS)}, got {model_precision!r}")
     if not isinstance(source, Artifact):
-        source = source.as_posix() if isinstance(source, PurePath) else os.fspath(source)
-        if is_checkpoint(source):
+        is_path, source = isinstance(source, PurePath), os.fspath(source)
+        if Path(source).is_dir() if is_path else is_checkpoint(source):  # a Path is no name on the hub
             return _open_export(source, revision, model_precision or "fp32")
     for name, value in (("revision", revision), ("model_precision", model_precision)):
         if value is not None:
@@ -72,7 +73,8 @@ def _open_export(source: str, revision: str | None, precision: str) -> Artifact:
     if Path(source).is_dir():
         if revision is not None:
             raise ValueError(f"revision is for models of the hub, but {source} is a folder")
-        file = _file(Path(source).resolve().name, _content(Path(source)), precision)
+        folder = cache_folder() / "exports" / "local" / Path(source).resolve().name
+        file = _file(folder, _content(Path(source)), precision)
         return _read(file) or _make(source, file, precision)
     model = HubModel.parse(source)
     assert model is not None  # noqa: S101  # see is_checkpoint
@@ -85,7 +87,7 @@ def _open_export(source: str, revision: str | None, precision: str) -> Artifact:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         what = "neither a file or folder here nor a model that could be fetched from the hub"
         raise ArtifactError(f"{source}: {what} ({reason})") from error
-    file = _file(model.repository, commit, precision)
+    file = _file(_folder(model), commit, precision)
     return _read(file) or _make(f"{model.repository}@{commit}", file, precision)
 
 
@@ -111,21 +113,24 @@ def _content(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _file(name: str, version: str, precision: str) -> Path:
-    """Return where the export of this version of a checkpoint is, or will be."""
+def _file(folder: Path, version: str, precision: str) -> Path:
+    """Return where in `folder` the export of this version of a checkpoint is, or will be."""
     ours = importlib.import_module(__name__.partition(".")[0]).__version__
     suffix = "plan" if precision == "fp16" else "onnx"
-    return _folder(name) / f"{version[:20]}-{ours}.{precision}.{suffix}"
+    return folder / f"{version[:20]}-{ours}.{precision}.{suffix}"
 
 
-def _folder(name: str) -> Path:
-    return cache_folder() / "exports" / name.replace("/", "--")
+def _folder(model: HubModel) -> Path:
+    return cache_folder() / "exports" / model.repository.replace("/", "--")
 
 
 def _newest(model: HubModel, precision: str) -> Artifact | None:
     """Open the export of this model that was made last, whatever its commit."""
-    files = sorted(_folder(model.repository).glob(f"*.{precision}.*[nx]"), key=lambda file: file.stat().st_mtime)
-    return next((artifact for file in reversed(files) if (artifact := _read(file)) is not None), None)
+    files = sorted(_folder(model).glob(f"*.{precision}.*[nx]"), key=lambda file: file.stat().st_mtime)
+    artifact = next((artifact for file in reversed(files) if (artifact := _read(file)) is not None), None)
+    if artifact is not None:
+        logger.warning("the hub can't be asked for %s: its last export is used, %s", model.repository, artifact.path)
+    return artifact
 
 
 def _read(file: Path) -> Artifact | None:

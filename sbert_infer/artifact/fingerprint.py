@@ -15,6 +15,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from sbert_infer.artifact.manifest import Artifact
@@ -47,12 +48,12 @@ class Fingerprint:
 
     parts: Mapping[str, str]
 
-    @property
+    @cached_property
     def model(self) -> str:
         """The hash of all parts but the precision: the same for FP32, BF16, FP16 and 8 bits."""
         return _digest({name: value for name, value in self.parts.items() if name != PRECISION})
 
-    @property
+    @cached_property
     def exact(self) -> str:
         """The hash of all parts, by which vectors are compared."""
         return _digest(dict(self.parts))

@@ -108,7 +108,7 @@ def open_routes(artifact: Artifact) -> dict[str, Part]:
     found = {}
     for name, (start, stop) in places.items():
         part = _read(artifact.path, data[start:stop])
-        found[name] = Part(artifact.path, part.manifest, part.tokenizer_json, start, stop)
+        found[name] = Part(artifact.path, part.manifest, part.tokenizer_json, start, stop, sha256=part.sha256)
     return found
 
 

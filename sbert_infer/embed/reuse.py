@@ -124,7 +124,8 @@ def _checked(path: Path, wanted: Origin) -> EarlierOutput:
         raise EmbedError(f"--reuse reads Parquet and .npy, not {path}")
     rows = path.with_name(path.name + _ROWS_SUFFIX) if path.suffix.lower() == ".npy" else path
     try:
-        origin, schema = read_origin(rows), pq.read_schema(rows)
+        origin, metadata = read_origin(rows), pq.read_metadata(rows)
+        separate = np.load(path, mmap_mode="r") if rows != path else None
     except (pa.ArrowInvalid, ValueError) as error:
         raise EmbedError(f"--reuse {path}: {error}") from error
     if origin is None:
@@ -134,9 +135,16 @@ def _checked(path: Path, wanted: Origin) -> EarlierOutput:
         raise EmbedError(f"--reuse {path}: its vectors are others: {', '.join(differences)} differ ({models})")
     if origin.precision != "float32":
         raise EmbedError(f"--reuse {path}: its vectors are {origin.precision}: only those of float32 can be used again")
+    schema = metadata.schema.to_arrow_schema()
     if origin.text_column not in schema.names:
         keep = f"--columns {origin.text_column},..."
         raise EmbedError(f"--reuse {path}: it holds no texts to compare with: {keep} keeps them in an output")
+    if separate is None and origin.embedding_column not in schema.names:
+        raise EmbedError(f"--reuse {path}: its column {origin.embedding_column} is missing")
+    right = (metadata.num_rows, origin.dim), np.float32
+    if separate is not None and (separate.shape, separate.dtype) != right:
+        found = f"{list(separate.shape)} numbers of the type {separate.dtype}, not {list(right[0])} of float32"
+        raise EmbedError(f"--reuse {path}: it is not what {rows.name} belongs to: it has {found}")
     return EarlierOutput(path, rows, origin)
 
 

@@ -137,7 +137,8 @@ def _output(manifest: Manifest, task: str | None, tokenizer: Tokenizer) -> Outpu
     if manifest.kind == SPARSE_ENCODER:
         return SparseOutput(manifest, manifest.dim)
     if manifest.kind == MULTI_VECTOR:
-        return MultiVectorOutput(manifest, EncodeOptions(task=task), None, tokenizer)
+        options = EncodeOptions(task=task, convert_to_numpy=True)  # tensors would need torch
+        return MultiVectorOutput(manifest, options, None, tokenizer)
     return DenseOutput(manifest)
 
 

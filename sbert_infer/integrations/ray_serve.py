@@ -90,6 +90,8 @@ def app(args: Mapping[str, Any]) -> Any:
 def _settings(options: Options) -> Settings:
     model = ModelFile.parse(options.model)
     path = model.path.absolute() if model.path.exists() else model.path  # a replica has another working folder
+    if "otlp_endpoint" in options.settings:
+        raise EngineError("traces are not sent from Ray Serve: leave out otlp_endpoint")
     workers = None if options.num_gpus else max(1, math.ceil(options.num_cpus))
     return Settings(models=(replace(model, path=path),), workers=workers, **options.settings)
 

@@ -93,6 +93,8 @@ class VectorCache:
             try:
                 new = await run([texts[i] for i in missing], options._replace(output=self._output), arrival)
             except (TextError, TruncationError):  # names the text by its place in the whole call
+                if len(missing) == len(texts):
+                    raise
                 return await run(texts, options, arrival)
             rows.put(missing, new.vectors)
             self._put([keys[i] for i in missing], new.vectors)

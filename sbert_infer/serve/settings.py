@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sbert_infer.artifact.hub import HubModel
 from sbert_infer.encode.self_check import Verify
 
 MAX_INPUTS = 2048  # texts in a request, as OpenAI has it
@@ -33,10 +34,15 @@ class ModelFile:
         """Parse `path` or `name=path`."""
         name, equals, path = text.partition("=")
         if not equals or Path(text).exists():
-            return cls(Path(text))
+            return cls(_path(text))
         if not name or not path:
             raise ValueError(f"a model is given as MODEL or NAME=MODEL, got {text!r}")
-        return cls(Path(path), name)
+        return cls(_path(path), name)
+
+
+def _path(text: str) -> Path:
+    """The path; absolute if it can only be one: `./model` must not be looked for on the hub."""
+    return Path(text) if HubModel.parse(text) else Path(text).absolute()
 
 
 def expecting(files: Sequence[ModelFile], given: Sequence[str]) -> tuple[ModelFile, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,12 @@ class HuggingFaceTokenizer:
         pad_token = str(self.backend_tokenizer.id_to_token(pad_token_id))
         self.special_tokens_map = {"pad_token": pad_token, **(special_tokens or {})}
         self._lock = threading.Lock()  # the last: from here on, nothing can be set
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles load the tokenizer again."""
+        names = ("model_max_length", "pad_token_id", "padding_side", "truncation_side", "model_input_names")
+        options = {name: getattr(self, name) for name in names} | {"special_tokens": self.special_tokens_map}
+        return partial(type(self), **options), (self.backend_tokenizer.to_str(),)
 
     def __call__(
         self,

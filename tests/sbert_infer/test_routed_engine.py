@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 from sbert_infer import ArtifactError, AsyncEngine, Engine, SbertInferWarning
 from sbert_infer.artifact import open_artifact
+from sbert_infer.artifact.onnx_file import open_routes
 from sbert_infer.embed.embedder import Embedder
 from sbert_infer.errors import CorruptError
 from sbert_infer.export.cli import main
@@ -108,6 +109,15 @@ def test_settings_hold_for_every_route(path: Path, engine: Engine) -> None:
     engine.on_truncate = "warn"
     with pytest.warns(SbertInferWarning, match="1 of 1 texts were cut"):
         engine.encode_document(["word " * 1000])
+
+
+def test_each_route_is_checked_by_itself(path: Path, engine: Engine) -> None:
+    (part,) = open_routes(engine.artifact).values()
+    assert part.sha256
+    assert part.sha256 != engine.artifact.sha256
+    with Engine(path, verify="never") as unchecked:
+        verdicts = {unchecked.for_task(task).info["verified"]["verdict"] for task in ("query", "document")}
+    assert verdicts == {"not checked"}
 
 
 def test_close(path: Path) -> None:

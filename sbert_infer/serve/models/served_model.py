@@ -10,8 +10,8 @@ from collections import Counter
 import tokenizers
 
 from sbert_infer._util.threads import in_daemon_thread
-from sbert_infer.artifact.exports import open_model
-from sbert_infer.artifact.fingerprint import Fingerprint, fingerprint
+from sbert_infer.artifact.exports import is_checkpoint, open_model
+from sbert_infer.artifact.fingerprint import Fingerprint
 from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, Manifest
 from sbert_infer.async_engine import AsyncEngine
 from sbert_infer.errors import ArtifactError
@@ -80,10 +80,9 @@ class Model:
     async def open(self) -> None:
         """Open the file as it is now, for all new calls. If it can't be served, nothing changes."""
         fresh = await self._open_warm()
-        found = fingerprint(fresh.engine.artifact)
-        if self._engine is not None and found == self.fingerprint:
-            fresh.cache = self._engine.cache  # the same model: its vectors stay
-        before, self._engine, self.fingerprint = self._engine, fresh, found
+        if self._engine is not None and fresh.engine.artifact.sha256 == self._engine.engine.artifact.sha256:
+            fresh.cache = self._engine.cache  # the same file: its vectors stay
+        before, self._engine, self.fingerprint = self._engine, fresh, fresh.engine.fingerprint
         self.created = int(time.time())
         if before is not None:
             self._leaving.add(before)
@@ -156,9 +155,11 @@ class Model:
             if is_warm.is_set():
                 self._observe(name, value)
 
+        source = self.path.as_posix()
+
         def open_engine() -> AsyncEngine:
             return AsyncEngine(
-                open_model(self.path, model_precision=settings.model_precision),
+                open_model(source, model_precision=settings.model_precision if is_checkpoint(source) else None),
                 workers=settings.workers,
                 max_batch_tokens=settings.max_batch_tokens,
                 max_queue_tokens=settings.max_queue_tokens,
@@ -173,7 +174,7 @@ class Model:
         # An export, or opening a plan, may take minutes: the end of the process must not wait.
         engine = await asyncio.wrap_future(in_daemon_thread("sbert-serve-open", open_engine))
         try:
-            self._check_expected(fingerprint(engine.engine.artifact))
+            self._check_expected(engine.engine.fingerprint)
             longest = engine.engine.manifest.max_length
             if settings.max_queue_tokens < longest:
                 room = f"--max-queue-tokens {settings.max_queue_tokens}"

@@ -201,8 +201,9 @@ def test_wrong_arguments(small_onnx: Path, make_checkpoint: MakeCheckpoint) -> N
         Engine(make_checkpoint("bert"), revision="main")
     with pytest.raises(FileNotFoundError):
         Engine("no-such-model.onnx")
-    with pytest.raises(FileNotFoundError):
-        Engine("./no such folder/")
+    for path in ("./no such folder/", Path("./someone/model")):
+        with pytest.raises(FileNotFoundError):
+            Engine(path)
 
 
 def test_another_kind(make_checkpoint: MakeCheckpoint, exporter: Exporter) -> None:

@@ -186,6 +186,17 @@ def test_other_vectors_are_refused(
     assert not (tmp_path / "new.npy.parts").exists()
 
 
+@pytest.mark.parametrize("damage", [lambda vectors: vectors[:-1], lambda vectors: vectors.astype(np.float64)])
+def test_vectors_that_do_not_belong_to_their_rows_are_refused(
+    tmp_path: Path, small_onnx: Path, damage: Callable[[Any], Any]
+) -> None:
+    corpus, old = write_lines(tmp_path / "in.txt", ["one", "two"]), tmp_path / "old.npy"
+    embed(corpus, small_onnx, "-o", old, "--columns", "text")
+    np.save(old, damage(np.load(old)))
+    result = run(corpus, small_onnx, "-o", tmp_path / "out.parquet", "--reuse", old)
+    assert (result.exit_code, "it is not what old.npy.rows.parquet belongs to" in result.output) == (1, True)
+
+
 def test_files_that_are_no_earlier_output_are_refused(tmp_path: Path, small_onnx: Path) -> None:
     corpus = write_lines(tmp_path / "in.txt", ["one"])
     pq.write_table(pa.table({"text": ["one"]}), tmp_path / "other.parquet")

@@ -119,6 +119,7 @@ def test_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, plur
     assert result.exit_code == 0, result.output
     (settings,) = seen
     assert settings.models == (ModelFile(Path("x.onnx"), "a"), ModelFile(Path("y.onnx")))
+    assert ModelFile.parse("./minilm").path == Path("minilm").absolute()  # and no name on the hub
     assert (settings.port, settings.log_json, settings.timeout_s) == (9000, True, 5.0)
     assert settings.cors_origins == ("https://a.example", "https://b.example")
     assert settings.allowed_hosts == ("a.example", "*.b.example")

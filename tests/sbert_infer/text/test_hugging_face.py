@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,11 @@ def test_a_roberta(export_checkpoint: Callable[..., Path], make_checkpoint: Call
         assert engine.tokenizer(TEXTS) == dict(expected(TEXTS))
         assert engine.tokenizer.special_tokens_map == expected.special_tokens_map
         assert engine.tokenizer.decode(engine.tokenizer.encode("a cat")) == expected.decode(expected.encode("a cat"))
+
+
+def test_copies(engine: Engine) -> None:
+    for copied in (copy.deepcopy(engine.tokenizer), pickle.loads(pickle.dumps(engine.tokenizer))):  # noqa: S301  # ours
+        assert copied("A cat sat.", padding="max_length") == engine.tokenizer("A cat sat.", padding="max_length")
 
 
 def test_nothing_is_ignored(engine: Engine) -> None:
