@@ -43,6 +43,7 @@ def test_minilm(minilm_path: Path) -> None:
         truncate_dim=None,
         do_lower_case=False,
         trust_remote_code=False,
+        max_positions=512,
     )
     assert checkpoint.dim == 384
     assert checkpoint.name == minilm_path.name
