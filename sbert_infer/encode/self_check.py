@@ -129,7 +129,7 @@ def _run_rows(
         output = _output(manifest, task, pipeline.tokenizer)
         for window in pipeline.run([canaries.texts[row] for row in own], output):
             results = window.vectors.to_dense() if isinstance(window.vectors, SparseRows) else window.vectors
-            yield from ((row, np.atleast_2d(result)) for row, result in zip(own, results, strict=True))
+            yield from ((own[window.start + place], np.atleast_2d(result)) for place, result in enumerate(results))
 
 
 def _output(manifest: Manifest, task: str | None, tokenizer: Tokenizer) -> Output:

@@ -11,11 +11,7 @@ from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.types import BULK, INTERACTIVE, Priority
 
 HEADER = "x-priority"
-_PRIORITIES: dict[bytes, Priority | None] = {
-    b"": None,
-    INTERACTIVE.encode(): INTERACTIVE,
-    BULK.encode(): BULK,
-}
+_PRIORITIES: dict[bytes, Priority] = {INTERACTIVE.encode(): INTERACTIVE, BULK.encode(): BULK}
 
 
 class Caller(TypedDict):
@@ -27,8 +23,11 @@ class Caller(TypedDict):
 
 def caller_of(request: Request) -> Caller:
     """Read who sends a request. Its key must have been checked."""
-    given = first_header(request.scope["headers"], HEADER.encode()).strip().lower()
-    if given not in _PRIORITIES:
-        shown = given[:80].decode("latin-1")
-        raise Problem("invalid_header", f"the header X-Priority must be interactive or bulk, got {shown!r}")
-    return {"priority": _PRIORITIES[given], "key": request.scope.get("sbert.key")}
+    headers, priority = request.scope["headers"], None
+    if any(name == HEADER.encode() for name, _ in headers):
+        given = first_header(headers, HEADER.encode()).strip().lower()
+        priority = _PRIORITIES.get(given)
+        if priority is None:
+            shown = given[:80].decode("latin-1")
+            raise Problem("invalid_header", f"the header X-Priority must be interactive or bulk, got {shown!r}")
+    return {"priority": priority, "key": request.scope.get("sbert.key")}

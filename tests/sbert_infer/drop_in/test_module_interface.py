@@ -125,5 +125,5 @@ def test_constructor_options(small_onnx: Path) -> None:
         assert np.array_equal(engine.encode("a"), engine.encode("a", prompt="my own: "))
     with pytest.raises(ValueError, match="prompt_name 'none' is not among"):
         Engine(small_onnx, default_prompt_name="none")
-    with pytest.raises(TypeError, match="no option 'revision'"):
-        Engine(small_onnx, revision="main")
+    with pytest.raises(TypeError, match="no option 'backend'"):
+        Engine(small_onnx, backend="onnx")

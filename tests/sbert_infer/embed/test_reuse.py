@@ -204,11 +204,12 @@ def test_files_that_are_no_earlier_output_are_refused(tmp_path: Path, small_onnx
         (("--reuse", tmp_path / "none.parquet"), "none.parquet: no such file or folder"),
         (("--reuse", corpus), "--reuse reads Parquet and .npy"),
         (("--reuse", tmp_path / "other.parquet"), "it does not say from what its vectors are"),
-        (("--reuse", tmp_path / "other.parquet", "--ray=auto"), "--reuse can't be used with --ray"),
     ):
         result = run(corpus, small_onnx, "-o", tmp_path / "out.parquet", *arguments)
         assert (result.exit_code, message in result.output) == (1, True), result.output
     output = tmp_path / "out.parquet"
+    result = run(corpus, small_onnx, "-o", output, "--reuse", tmp_path / "other.parquet", "--ray=auto")
+    assert (result.exit_code, "--reuse can't be used with --ray" in result.output) == (2, True)
     embed(corpus, small_onnx, "-o", output, "--columns", "text")
     result = run(corpus, small_onnx, "-o", output, "--reuse", output, "--force")
     assert "is also an output to --reuse" in result.output

@@ -40,7 +40,9 @@ def classifier_onnx(reranker_onnx: Path, tmp_path_factory: pytest.TempPathFactor
     target = tmp_path_factory.mktemp("classifier") / "classifier.onnx"
     with target.open("w+b") as file:
         file.write(model.SerializeToString())
-        manifest = replace(artifact.manifest, dim=3, labels=("no", "maybe", "yes"), activation="identity")
+        manifest = replace(
+            artifact.manifest, dim=3, labels=("no", "maybe", "yes"), activation="identity", canaries=None
+        )
         append_metadata(file, manifest, artifact.tokenizer_json)
     return target
 
