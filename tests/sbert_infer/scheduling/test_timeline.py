@@ -23,8 +23,10 @@ def test_a_batch_is_in_the_timelines_of_all_its_callers(small: Engine, fakes: li
 
     async def main() -> None:
         async with AsyncEngine(small) as engine:
-            busy = [asyncio.ensure_future(encode(engine, [f"text {number}"], None)) for number in range(2)]
-            await gate.wait_for(2)
+            busy = []
+            for number in range(2):  # one after the other, or both would run in one batch
+                busy.append(asyncio.ensure_future(encode(engine, [f"text {number}"], None)))
+                await gate.wait_for(1)
             calls = [asyncio.ensure_future(encode(engine, ["a", "b"], timeline)) for timeline in timelines]
             await until(lambda: engine.stats().queued_texts == 6)
             assert not any(timeline.batches for timeline in timelines)
