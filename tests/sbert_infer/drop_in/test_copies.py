@@ -86,7 +86,8 @@ class Features(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit
         return self.engine.encode(texts, truncate_dim=self.truncate_dim)
 
 
-def test_scikit_learn_in_processes(export_checkpoint: MakeArtifact) -> None:
+def test_scikit_learn_in_processes(export_checkpoint: MakeArtifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))  # the processes import this module
     texts, labels = [*TEXTS, *TEXTS], [0, 1] * len(TEXTS)
     with Engine(export_checkpoint(), on_truncate="ignore", workers=1) as engine:
         model = make_pipeline(Features(engine), LogisticRegression())

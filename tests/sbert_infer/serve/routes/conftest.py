@@ -43,7 +43,7 @@ class Watched:
 
     def value(self, label: str) -> str:
         """The large value with this label beside a plot, or in the list of totals."""
-        return self.page.locator(f"dt:text-is('{label}')").locator("xpath=following-sibling::dd[1]").inner_text()
+        return self.page.locator(f"dt:text-is('{label}')").locator("xpath=following-sibling::dd[1]").first.inner_text()
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Wait until it holds."""
