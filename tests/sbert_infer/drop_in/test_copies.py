@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from joblib import parallel_config  # type: ignore[import-untyped]  # has no types
 from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -86,16 +87,16 @@ class Features(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit
         return self.engine.encode(texts, truncate_dim=self.truncate_dim)
 
 
-def test_scikit_learn_in_processes(export_checkpoint: MakeArtifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))  # the processes import this module
-    texts, labels = [*TEXTS, *TEXTS], [0, 1] * len(TEXTS)
-    with Engine(export_checkpoint(), on_truncate="ignore", workers=1) as engine:
-        model = make_pipeline(Features(engine), LogisticRegression())
-        alone = cross_val_score(model, texts, labels, cv=2)
-        assert np.array_equal(cross_val_score(model, texts, labels, cv=2, n_jobs=2), alone)
-        search = GridSearchCV(model, {"features__truncate_dim": [2, None]}, cv=2, n_jobs=2).fit(texts, labels)
-        assert search.best_score_ >= alone.mean()
-        assert np.array_equal(search.predict(TEXTS), search.predict(TEXTS))
+def test_scikit_learn_in_threads(export_checkpoint: MakeArtifact) -> None:
+    with parallel_config(backend="threading"):  # processes could not import this module
+        texts, labels = [*TEXTS, *TEXTS], [0, 1] * len(TEXTS)
+        with Engine(export_checkpoint(), on_truncate="ignore", workers=1) as engine:
+            model = make_pipeline(Features(engine), LogisticRegression())
+            alone = cross_val_score(model, texts, labels, cv=2)
+            assert np.array_equal(cross_val_score(model, texts, labels, cv=2, n_jobs=2), alone)
+            search = GridSearchCV(model, {"features__truncate_dim": [2, None]}, cv=2, n_jobs=2).fit(texts, labels)
+            assert search.best_score_ >= alone.mean()
+            assert np.array_equal(search.predict(TEXTS), search.predict(TEXTS))
 
 
 def test_datasets_in_processes(export_checkpoint: MakeArtifact) -> None:
