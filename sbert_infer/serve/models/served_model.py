@@ -9,6 +9,7 @@ from collections import Counter
 
 import tokenizers
 
+from sbert_infer._util.memory import give_back
 from sbert_infer._util.threads import in_daemon_thread
 from sbert_infer.artifact.exports import is_checkpoint, open_model
 from sbert_infer.artifact.fingerprint import Fingerprint
@@ -181,6 +182,7 @@ class Model:
                 raise ValueError(f"{room} is less than the {longest} tokens that a text of {self.name} may have")
             await asyncio.wrap_future(in_daemon_thread("sbert-serve-warm", engine.warm_up))
             await _run_once(engine)
+            await asyncio.to_thread(give_back)  # opening needs more than serving
         except BaseException:
             await engine.close(0)
             raise
@@ -201,6 +203,7 @@ class Model:
         await engine.close(max(self.settings.drain_s, self.settings.timeout_s))
         _add_counts(engine.stats(), self._past, self._past_errors)
         self._leaving.discard(engine)
+        await asyncio.to_thread(give_back)
 
 
 async def _run_once(engine: AsyncEngine) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from sbert_infer import Engine
+from sbert_infer.serve.models import served_model
 from sbert_infer.serve.settings import ModelFile
 from tests.sbert_infer.serve.conftest import Running
 
@@ -101,6 +102,21 @@ def test_a_bad_file_changes_nothing(start_server: Callable[..., Running], file: 
     assert server.post("/admin/reload", None, headers=AS_ADMIN).status_code == 200
     metrics = server.client.get("/metrics").text
     assert 'sbert_reloads_total{model="small",result="failed"} 4.0' in metrics
+
+
+def test_what_the_old_model_held_goes_back_to_the_system(
+    start_server: Callable[..., Running], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server(models=(ModelFile(file, "small"),), keys=KEYS, admin_keys=ADMIN)
+    before, given_back = server.server.models.first.engine, threading.Event()
+
+    def note() -> None:
+        if not before.ready:
+            given_back.set()
+
+    monkeypatch.setattr(served_model, "give_back", note)
+    assert server.post("/admin/reload", None, headers=AS_ADMIN).status_code == 200
+    assert given_back.wait(30)
 
 
 def test_a_browser_may_not_reload(start_server: Callable[..., Running], file: Path) -> None:
