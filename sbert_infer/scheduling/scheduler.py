@@ -169,6 +169,7 @@ class Scheduler:
         """
         if not self.abandon(work):
             return []
+        self.batch_tokens += work.tokens  # together with the padding, which is their difference
         self.padded_tokens += work.padded_tokens
         # The speed that matters is the one under load: the tokens that are finished while at least
         # a full batch waits, whatever takes the time. Small batches of a few callers would make it
@@ -227,7 +228,6 @@ class Scheduler:
         work.started = work.last_started = now
         self._running_tokens += work.tokens
         self.batches += 1
-        self.batch_tokens += work.tokens
         return work
 
     def _count_owed(self, work: Work) -> None:

@@ -155,8 +155,8 @@ def _counters(models: list[Model]) -> Iterator[CounterMetricFamily]:
         ("texts", "sbert_texts", "Texts in them."),
         ("tokens", "sbert_tokens", "Tokens in those that were encoded, after truncation."),
         ("truncated", "sbert_truncated_texts", "Texts longer than the model's limit."),
-        ("batch_tokens", "sbert_batch_tokens", "Tokens of all batches begun, padding excluded."),
-        ("padded_tokens", "sbert_padded_tokens", "Tokens of all batches begun, padding included."),
+        ("batch_tokens", "sbert_batch_tokens", "Tokens of all batches that have run, padding excluded."),
+        ("padded_tokens", "sbert_padded_tokens", "Tokens of all batches that have run, padding included."),
         ("restarts", "sbert_worker_restarts", "Hung or dead workers that were replaced."),
     ):
         family = CounterMetricFamily(name, text, labels=["model"])

@@ -291,3 +291,14 @@ def test_an_unread_request_that_is_dropped_is_not_kept() -> None:
     kept = weakref.ref(gone)
     del gone
     assert kept() is None
+
+
+def test_tokens_and_padding_of_a_batch_count_at_the_same_moment() -> None:
+    scheduler = Scheduler(LIMITS)
+    scheduler.add(request(3, 5))
+    work = scheduler.next_batch(0.0)
+    assert work is not None
+    assert (scheduler.batch_tokens, scheduler.padded_tokens) == (0, 0)
+    work.padded_tokens = 10
+    scheduler.done(work, 1.0)
+    assert (scheduler.batch_tokens, scheduler.padded_tokens) == (8, 10)
