@@ -45,7 +45,8 @@ def container() -> Any:
 
 @pytest.fixture(scope="module")
 def server(export_checkpoint: Callable[..., Path]) -> Iterator[Running]:
-    settings = Settings(models=(ModelFile(export_checkpoint("bert")),), port=0, keys=(KEY,), admin_keys=(ADMIN_KEY,))
+    models = (ModelFile(export_checkpoint("bert")),)
+    settings = Settings(models=models, port=0, keys=(KEY,), admin_keys=(ADMIN_KEY,), cache_mb=1)
     running = start(settings)
     running.post("/embed", {"inputs": "a text"})
     admin = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -118,6 +119,18 @@ def test_the_autoscaler_follows_a_metric_of_the_adapter(labels: dict[str, set[st
 
 def test_both_files_of_alerts_agree() -> None:
     assert manifest("PrometheusRule")["spec"]["groups"] == load("monitoring/alerts.yaml")["groups"]
+
+
+def test_the_dashboard_shows_each_lane_and_no_probes_as_latency() -> None:
+    shown = expressions()
+    assert "by (instance, model, class)" in shown["Tokens that wait: A"]
+    assert "sbert_class_seconds_bucket" in shown["Latency of calls by class, p95: A"]
+    latencies = [each for each in shown.values() if "sbert_http_request_seconds_bucket" in each]
+    assert len(latencies) == 4
+    for probe in ("/health/live", "/health/ready", "/ping", "/metrics"):
+        for each in latencies:
+            (left_out,) = re.findall(r'route!~"(.*?)"', each)
+            assert re.fullmatch(left_out, probe)
 
 
 def test_panels_do_not_overlap() -> None:
