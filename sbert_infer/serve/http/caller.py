@@ -21,9 +21,15 @@ class Caller(TypedDict):
     key: bytes | None  # the digest of the API key; None if the server has no keys
 
 
+def may_wait(request: Request, urgency: float | None) -> None:
+    """Note that a request is bulk, if its body says so. The header X-Priority comes first."""
+    request.scope["sbert.may_wait"] = urgency is not None and urgency > 0
+
+
 def caller_of(request: Request) -> Caller:
     """Read who sends a request. Its key must have been checked."""
-    headers, priority = request.scope["headers"], None
+    headers = request.scope["headers"]
+    priority: Priority | None = BULK if request.scope.get("sbert.may_wait") else None
     if any(name == HEADER.encode() for name, _ in headers):
         given = first_header(headers, HEADER.encode()).strip().lower()
         priority = _PRIORITIES.get(given)

@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sbert_infer.errors import SbertInferError, TextError, WorkerError
@@ -81,7 +82,9 @@ class RequestLog:
     def __init__(
         self, app: ASGIApp, routes: Collection[str], models: Models, metrics: Metrics, tracing: Tracing | None = None
     ) -> None:
-        self._app, self._routes, self._models, self._metrics = app, frozenset(routes), models, metrics
+        self._app, self._models, self._metrics = app, models, metrics
+        self._routes = frozenset(routes)
+        self._patterns = [compile_path(route)[:2] for route in routes if "{" in route]
         self._tracing = tracing
         self._refusals: Counter[HTTPStatus] = Counter()  # not logged yet
 
@@ -90,7 +93,7 @@ class RequestLog:
         record = new_record(scope["headers"], scope["method"], scope["path"])
         scope["sbert.record"] = record
         if self._tracing is not None and record.path not in POLLED:
-            route = record.path if record.path in self._routes else None
+            route = self._route(record.path)
             parent = first_header(scope["headers"], b"traceparent")
             record.trace = self._tracing.begin(parent, record.method, route, record.start)
 
@@ -137,13 +140,18 @@ class RequestLog:
         record.seconds = now - record.start
         if record.trace is not None:
             record.trace.end(status=record.status, model=record.model, texts=record.texts, tokens=record.tokens, at=now)
-        route = record.path if record.path in self._routes else "other"
-        self._metrics.count_response(route, record.status, record.seconds)
+        self._metrics.count_response(self._route(record.path) or "other", record.status, record.seconds)
         if is_bulk:
             self._count_refusal(HTTPStatus(record.status))
         else:
             quiet = record.path in POLLED and record.status < HTTPStatus.BAD_REQUEST
             access.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"record": record})
+
+    def _route(self, path: str) -> str | None:
+        """The route of a path, without what a client chose in it: `/v1/models/{name}`."""
+        if path in self._routes:
+            return path
+        return next((route for pattern, route in self._patterns if pattern.match(path)), None)
 
     def _count_refusal(self, status: HTTPStatus) -> None:
         if not self._refusals:

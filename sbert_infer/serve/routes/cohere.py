@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from sbert_infer.artifact.manifest import ENCODER
 from sbert_infer.serve.http.body import decode
+from sbert_infer.serve.http.caller import may_wait
 from sbert_infer.serve.http.operation import COHERE, Operation, model_operation
 from sbert_infer.serve.http.request_log import record_of
 from sbert_infer.serve.models.registry import Models
@@ -78,6 +79,7 @@ class Cohere:
         return json_response(content, truncation_headers(encoded))
 
     async def _encode(self, request: Request, asked: CohereEmbedRequest) -> Encoded:
+        may_wait(request, asked.priority)
         model, dim = self._models.find(asked.model, ENCODER), whole(asked.output_dimension)
         unit = has_unit_length(model, dim)
         for name in asked.embedding_types or []:

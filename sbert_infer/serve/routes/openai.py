@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sbert_infer.serve.http.body import read_body
-from sbert_infer.serve.http.caller import caller_of
+from sbert_infer.serve.http.caller import caller_of, may_wait
 from sbert_infer.serve.http.operation import OPENAI, Handler, Operation, model_operation
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
@@ -34,6 +34,7 @@ from sbert_infer.serve.wire.openai import (
     TokenEmbeddingRequest,
     Usage,
 )
+from sbert_infer.serve.wire.problems import Problem
 from sbert_infer.serve.wire.responses import Vectors, json_array, json_response
 from sbert_infer.serve.wire.schemas import VectorType
 from sbert_infer.serve.wire.vectors import rows_of
@@ -99,6 +100,9 @@ class OpenAI:
     async def _embed(
         self, request: Request, asked: EmbeddingRequest | TokenEmbeddingRequest, name: str | None
     ) -> Response:
+        if asked.late_chunking:
+            raise Problem("invalid_request", "late_chunking is not supported here: leave it out", param="late_chunking")
+        may_wait(request, asked.priority)
         model, named_type = self._models.get_typed(name)
         types = {"input_type": asked.input_type, "task": asked.task, "model": named_type}
         prompt_name = prompt_for(model, asked.prompt_name, **types)

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from sbert_infer.artifact.manifest import RERANKER
 from sbert_infer.serve.http.body import decode
+from sbert_infer.serve.http.caller import may_wait
 from sbert_infer.serve.http.operation import COHERE, OPENAI, TEI, Operation, model_operation
 from sbert_infer.serve.http.request_log import record_of
 from sbert_infer.serve.models.registry import Models
@@ -122,6 +123,7 @@ class Ranking:
     async def documents(self, request: Request, body: bytes) -> Response:
         """Sort documents by their score with a query. Cohere and Jina cut long ones by default."""
         asked = decode(body, DocumentsRequest)
+        may_wait(request, asked.priority)
         texts = [item if isinstance(item, str) else item.text for item in asked.documents]
         pairs: list[Pair] = [(asked.query, text) for text in texts]
         model = self._models.find(asked.model, RERANKER)
@@ -160,6 +162,7 @@ class Ranking:
         else:
             asked = decode(body, ScoreRequest)
             pairs = _paired(asked.text_1, asked.text_2)
+        may_wait(request, asked.priority)
         model = self._models.find(asked.model, RERANKER)
         cut = any_truncation(asked, model, self._settings, cut=False)
         if model.manifest.kind == RERANKER:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from sbert_infer.serve.wire.schemas import Dimensions, InputType, Limit, ModelName, Texts, Truncate, VectorType
+from sbert_infer.serve.wire.schemas import Dimensions, InputType, Limit, ModelName, Texts, Truncate, Urgency, VectorType
 
 Types = Annotated[list[VectorType | Literal["base64"]], Meta(min_length=1, max_length=6)]
 
@@ -21,6 +21,7 @@ class CohereEmbedRequest(Struct, forbid_unknown_fields=True):
     output_dimension: Dimensions | None = None
     truncate: Truncate | None = None
     max_tokens: Limit | None = None
+    priority: Urgency | None = None
 
 
 class ByType(Struct, omit_defaults=True):

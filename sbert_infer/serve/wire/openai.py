@@ -15,17 +15,19 @@ from sbert_infer.serve.wire.schemas import (
     Texts,
     TokenIds,
     Truncate,
+    Urgency,
     VectorType,
 )
 
 
 class Cutting(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What to do with texts over the model's limit, in the words of four contracts."""
+    """What to do with texts over the model's limit in the words of four contracts, and how soon."""
 
     truncate: Truncate | None = None  # NIM, Jina
     truncation: bool | None = None  # Voyage
     truncate_prompt_tokens: Limit | None = None  # vLLM
     truncation_side: Literal["left", "right"] | None = None  # vLLM
+    priority: Urgency | None = None  # vLLM, Cohere
 
 
 class EmbeddingRequest(Cutting):
@@ -43,6 +45,8 @@ class EmbeddingRequest(Cutting):
     output_dtype: VectorType | None = None  # Voyage
     output_dimension: Dimensions | None = None  # Voyage
     normalized: bool | None = None  # Jina
+    late_chunking: bool | None = None  # Jina; true is refused
+    modality: Literal["text"] | None = None  # Infinity
 
 
 class TokenEmbeddingRequest(EmbeddingRequest, kw_only=True):

@@ -24,6 +24,8 @@ Truncate = Annotated[
 ]
 InputType = Annotated[str, Meta(description="What the texts are: decides which of the model's prompts they get.")]
 VectorType = Literal["float", "int8", "uint8", "binary", "ubinary"]
+# Cohere's and vLLM's: lower numbers first.
+Urgency = Annotated[float, Meta(multiple_of=1, description="Above 0, the request may wait: it is bulk.")]
 # A limit in tokens. Texts are only ever cut at the model's own.
 Limit = Annotated[float, Meta(ge=-1, multiple_of=1)]
 

@@ -35,11 +35,15 @@ def test_every_request_and_text_is_counted(start_server: Callable[..., Running])
     assert server.post("/embed", {"inputs": "word " * 500, "truncate": False}).status_code == 413
     assert server.post("/embed", {"nonsense": 1}).status_code == 422
     assert server.client.get("/somewhere/else").status_code == 404
+    assert server.post("/openai/deployments/gone/embeddings", {"input": "A cat."}).status_code == 404
+    assert server.client.get("/v1/models/small").status_code == 200
     found = scrape(server)
     assert of(found, "sbert_http_requests_total", route="/v1/embeddings", status="200") == 1
     assert of(found, "sbert_http_requests_total", route="/embed", status="413") == 1
     assert of(found, "sbert_http_requests_total", route="/embed", status="422") == 1
     assert of(found, "sbert_http_requests_total", route="other", status="404") == 1
+    assert of(found, "sbert_http_requests_total", route="/openai/deployments/{name}/embeddings", status="404") == 1
+    assert of(found, "sbert_http_requests_total", route="/v1/models/{name}", status="200") == 1
     assert of(found, "sbert_http_request_seconds_count", route="/embed") == 2
     assert of(found, "sbert_http_requests_in_progress") == 1
     assert of(found, "sbert_requests_total", model="small") == 2

@@ -20,12 +20,12 @@ found = new.embed(
 ).embeddings
 by_type: dict[str, Any] = {name: getattr(found, "float_" if name == "float" else name) for name in types}
 short = new.embed(
-    model=model, texts=texts, input_type="search_document", embedding_types=["float"], output_dimension=8
+    model=model, texts=texts, input_type="search_document", embedding_types=["float"], output_dimension=8, priority=5
 ).embeddings.float_
 plain = old.embed(model=model, texts=texts, input_type="search_document").embeddings
 ranking = {"model": given["reranker"], "query": given["query"], "documents": texts, "top_n": 2}
 ranks = {
-    "new": [item.dict() for item in new.rerank(**ranking).results],
+    "new": [item.dict() for item in new.rerank(**ranking, priority=5).results],
     "old": [item.dict() for item in old.rerank(**ranking, return_documents=True).results],
 }
 refusal = {}

@@ -36,7 +36,7 @@ def rerank(provider: str) -> list[dict[str, Any]]:
 vectors = {
     "plain": {
         "hosted_vllm": embed("hosted_vllm", "/v1", encoding_format="float"),
-        "infinity": embed("infinity", "/v1"),
+        "infinity": embed("infinity", "/v1", modality="text", encoding_format="float"),
         "ollama": embed("ollama", "", given["open_url"]),  # which sends no key
     },
     "query": {

@@ -42,6 +42,26 @@ def test_priorities_do_not_change_vectors(server: Running, given: str) -> None:
     assert named.json() == plain.json()
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "a cat"}),
+        (DEPLOYMENT, {"input": "a cat"}),
+        ("/v2/embed", {"texts": ["a cat"]}),
+        ("/score", {"text_1": "a cat", "text_2": "a dog"}),
+    ],
+)
+def test_a_body_may_say_that_it_can_wait(
+    start_server: Callable[..., Running], path: str, body: dict[str, object]
+) -> None:
+    server = start_server()
+    lane_of(server, "bulk").reserved_tokens += 2**20  # as if that much were being tokenized
+    found = [server.post(path, {**body, "priority": number}).status_code for number in (None, 0, -1, 1, 999)]
+    assert found == [200, 200, 200, 429, 429]
+    header = {"x-priority": "interactive"}
+    assert server.post(path, {**body, "priority": 1}, headers=header).status_code == 200
+
+
 def test_bulk_that_fills_its_queue_refuses_bulk_only(start_server: Callable[..., Running]) -> None:
     server = start_server()
     lane_of(server, "bulk").reserved_tokens += 2**20  # as if that much were being tokenized

@@ -80,6 +80,12 @@ def test_models_have_other_prompts_or_none(
         np.testing.assert_allclose(found, expected, atol=1e-6, err_msg=f"{model} {input_type}")
 
 
+@pytest.mark.parametrize("fields", [{"modality": "text"}, {"late_chunking": False}, {"priority": 0}], ids=str)
+def test_fields_that_ask_for_what_is_done_anyway(server: Running, engine: Engine, fields: dict[str, Any]) -> None:
+    expected = engine.encode(TEXTS, normalize_embeddings=True)
+    np.testing.assert_allclose(vectors_in(embed(server, **fields)), expected, atol=1e-6)
+
+
 # Types --------------------------------------------------------------------------------------------
 
 
@@ -172,6 +178,9 @@ def test_the_server_may_decide(start_server: Callable[..., Running]) -> None:
         ({"dimensions": 8, "output_dimension": 16}, "output_dimension", "contradict each other"),
         ({"output_dimension": 33}, "dimensions", "at most 32"),
         ({"truncate": "MIDDLE"}, "truncate", "MIDDLE"),
+        ({"late_chunking": True}, "late_chunking", "not supported here"),
+        ({"modality": "image"}, "modality", "image"),
+        ({"priority": "high"}, "priority", "Expected"),
         ({"truncate_prompt_tokens": 10}, "truncate_prompt_tokens", "must be -1, or at least the 64 tokens"),
     ],
 )

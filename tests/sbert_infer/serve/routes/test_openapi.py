@@ -8,6 +8,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from sbert_infer.serve import app
+from sbert_infer.serve.settings import ModelFile
 from tests.sbert_infer.serve.conftest import Running
 
 # What a schema does not say: that fields may not contradict each other, lists must make pairs, and
@@ -38,6 +42,24 @@ def test_the_description_knows_the_models(server: Running) -> None:
     assert request["model"]["enum"][0] == "small"
     assert request["dimensions"]["anyOf"][0]["maximum"] == 32
     assert "security" not in str(description)
+
+
+def test_the_description_is_made_once(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = server.client.get("/openapi.json").json()
+    monkeypatch.setattr(app, "describe", None)  # to call it would fail
+    assert server.client.get("/openapi.json").json() == first
+
+
+def test_the_description_follows_a_reload(
+    start_server: Callable[..., Running], make_variant: Callable[..., Path]
+) -> None:
+    file = make_variant("changing")
+    server = start_server(models=(ModelFile(file),), admin_keys=("admin",))
+    before = server.client.get("/openapi.json").text
+    make_variant("new", prompts={"poem": "a poem: "}).replace(file)
+    assert server.post("/admin/reload", None, headers={"authorization": "Bearer admin"}).status_code == 200
+    assert '"poem"' not in before
+    assert '"poem"' in server.client.get("/openapi.json").text
 
 
 def test_every_example_works(server: Running) -> None:
