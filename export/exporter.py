@@ -160,7 +160,13 @@ def _write_onnx(model: Family, graphs: _Graphs, options: ExportOptions, target: 
         draft = replace(draft, versions={**draft.versions, "openvino": str(openvino_version())})
     if options.int8:
         return _write_int8(model, graphs, options, partial(_write, model, draft, options, target, step), step)
-    return _write(model, draft, options, target, step, graph)
+    try:
+        return _write(model, draft, options, target, step, graph)
+    except ParityError as error:
+        if not options.bf16 or not error.worst:
+            raise
+        advice = "take FP32, or accept less with --min-cosine"
+        raise ParityError(f"BF16 is too coarse for this model: {advice}. In BF16, {error}") from error
 
 
 def _write_int8(

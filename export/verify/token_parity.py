@@ -32,15 +32,7 @@ def check_tokens(path: Path, reference: Reference, texts: Sequence[str], bounds:
         found = run(ids.numpy(), mask.numpy())[0][0]
         lowest.append(float(cosine(expected, found).min()) if np.isfinite(found).all() else float("nan"))
     wanted = [bounds.for_text(text) for text in texts]
-    times = excess(lowest, wanted)
-    worst = int(times.argmax())
-    if not times[worst] <= 1:
-        raise ParityError(
-            f"the lowest cosine of a token's vector to the reference's is {lowest[worst]:.6f}, at least "
-            f"{wanted[worst]} is needed; nothing was written. The text: {texts[worst]!r:.90}",
-            _first(texts, times),
-            float(times[worst]),
-        )
+    _refuse(texts, excess(lowest, wanted), lowest, wanted)
 
 
 @torch.inference_mode()
@@ -60,16 +52,27 @@ def check_heads(
     wanted = [bounds.for_text(text) for text in texts]
     # The errors of weights are squared, since 1 - cosine goes with the square as well.
     times = np.maximum(excess(lowest, wanted), np.square(np.divide(errors, allowed)))
+    _refuse(texts, times, lowest, wanted, [f"a token's weight is off by {error:.2e}, or " for error in errors])
+
+
+def _refuse(
+    texts: Sequence[str],
+    times: npt.NDArray[np.float64],
+    lowest: Sequence[float],
+    wanted: Sequence[float],
+    besides: Sequence[str] | None = None,
+) -> None:
+    """Raise `ParityError` if a text is `times` as far off as it may be, and more than once.
+
+    `lowest` is each text's lowest cosine, and `besides` what else may be wrong with it.
+    """
     worst = int(times.argmax())
-    if not times[worst] <= 1:
-        raise ParityError(
-            f"a token's weight is off by {errors[worst]:.2e}, or its vector has a cosine of {lowest[worst]:.6f} to the "
-            f"reference's, where {wanted[worst]} is needed; nothing was written. The text: {texts[worst]!r:.90}",
-            _first(texts, times),
-            float(times[worst]),
-        )
-
-
-def _first(texts: Sequence[str], times: npt.NDArray[np.float64]) -> list[str]:
-    """The worst of `texts`."""
-    return [texts[row] for row in np.argsort(-times)[:_WORST]]
+    if times[worst] <= 1:
+        return
+    raise ParityError(
+        f"{besides[worst] if besides else ''}the lowest cosine of a token's vector to the reference's is "
+        f"{lowest[worst]:.6f}, at least {wanted[worst]} is needed; nothing was written. "
+        f"The text: {texts[worst]!r:.90}",
+        [texts[row] for row in np.argsort(-times)[:_WORST]],
+        float(times[worst]),
+    )

@@ -120,7 +120,10 @@ def _try(found: str, limit: str) -> tuple[str, str]:
         if done.returncode > 0:
             lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
             return "fails", _broken(lines[-1] if lines else f"code {done.returncode}")
-    return "never", f"OpenVINO {found} crashes on this CPU ({signal.Signals(-done.returncode).name})"
+    name = signal.Signals(-done.returncode).name
+    if name in ("SIGKILL", "SIGTERM"):  # from outside: too little memory, or the end of a job
+        return "fails", f"OpenVINO {found} was killed ({name}) while it multiplied two matrices"
+    return "never", f"OpenVINO {found} crashes on this CPU ({name})"
 
 
 def _run_trial(variables: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ import pytest
 from sbert_infer import Engine, SbertInferWarning
 from sbert_infer.artifact import open_artifact
 from sbert_infer.backends import openvino_install
-from sbert_infer.errors import ExportError
+from sbert_infer.errors import ExportError, ParityError
 from sbert_infer.export.exporter import ExportOptions, default_output, export
 from sbert_infer.export.report import inspect, warnings
 from tests.models.graphs import cosine
@@ -74,6 +74,12 @@ def test_a_certificate_taken_in_fp32_is_shown_as_such(
     assert "openvino" not in manifest.versions
     assert any("compared in FP32" in line for line in warnings(str(make_checkpoint()), manifest, portable=True))
     assert "texts in FP32" in inspect(target)
+
+
+def test_a_model_for_which_it_is_too_coarse(make_checkpoint: MakeCheckpoint, tmp_path: Path, no_bf16: None) -> None:
+    """Rounding the weights alone, at a bound that no rounding reaches."""
+    with pytest.raises(ParityError, match=r"take FP32, or accept less with --min-cosine. In BF16, the lowest cosine"):
+        export(make_checkpoint(), tmp_path / "tiny.onnx", ExportOptions(bf16=True, max_length=24, min_cosine=1.0))
 
 
 def test_a_prompt_that_is_not_pooled(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:

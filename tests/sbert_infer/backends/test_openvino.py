@@ -59,6 +59,15 @@ def test_one_that_crashes_or_is_broken(tiny: Path, monkeypatch: pytest.MonkeyPat
         assert engine.encode("still here").shape == (engine.manifest.dim,)
 
 
+def test_one_killed_from_outside_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is short, for example: that says nothing about the CPU, and is not kept."""
+    monkeypatch.setattr(openvino_install, "_TRIAL", CRASH.replace("SIGILL", "SIGKILL"))
+    assert "was killed (SIGKILL)" in str(why_no_bf16())
+    monkeypatch.setattr(openvino_install, "_TRIAL", "print('true')")
+    openvino_install._kept_trial.cache_clear()
+    assert why_no_bf16() is None
+
+
 def test_amx_that_is_refused_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     refuses = f"import os\nif os.environ.get({ISA_VARIABLE!r}) != {WITHOUT_AMX!r}: {CRASH}\nprint('true')"
     monkeypatch.setattr(openvino_install, "_TRIAL", refuses.replace(": import", ":\n import"))
