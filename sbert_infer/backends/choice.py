@@ -88,14 +88,15 @@ def recall(artifact: Artifact) -> tuple[Choice, Artifact]:
     choice = Choice(**json.loads(kept))
     if changed := _changed(choice.conditions):
         raise NoChoiceError(f"what sbert-tune chose is void: {changed}", choice.command)
+    name = Path(choice.path).name
     try:
         chosen = artifact if choice.seal == artifact.sha256 else open_artifact(choice.path)
     except (OSError, ArtifactError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        what = f"what sbert-tune chose, {choice.path}, can't be opened: {reason}"
+        what = f"what sbert-tune chose, {name}, can't be opened: {reason.removeprefix(f'{choice.path}: ')}"
         raise NoChoiceError(what, choice.command) from error
     if chosen.sha256 != choice.seal or fingerprint(chosen).model != fingerprint(artifact).model:
-        raise NoChoiceError(f"what sbert-tune chose is void: {choice.path} has changed", choice.command)
+        raise NoChoiceError(f"what sbert-tune chose is void: {name} has changed", choice.command)
     return choice, chosen
 
 
@@ -103,9 +104,9 @@ def conditions() -> dict[str, str]:
     """Return what a choice depends on besides the artifacts."""
     here = {"cores": usable_cores(), "CPU quota": cpu_quota(), "CPU": cpu_name(), "instructions": instruction_sets()}
     found = {name: str(value) for name, value in here.items()}
-    packages = _PACKAGES
+    packages = list(_PACKAGES)
     if cuda.driver_problem() is None:
-        packages = (*_PACKAGES, *_GPU_PACKAGES)
+        packages += _GPU_PACKAGES
         found["GPUs"] = ", ".join(map(cuda.device_name, range(cuda.device_count())))
         found["driver's CUDA"] = str(cuda.driver_cuda())
     return found | {package: version(package) or "not installed" for package in packages}

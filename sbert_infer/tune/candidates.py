@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from sbert_infer._util.cores import usable_cores
 from sbert_infer.artifact.exports import open_model
@@ -83,7 +84,7 @@ def batches(best: Candidate, backend: Backend, tokens: int) -> Iterator[Candidat
             yield _with(best, max_batch_tokens=size)
 
 
-def _with(candidate: Candidate, **options: int) -> Candidate:
+def _with(candidate: Candidate, **options: Any) -> Candidate:
     return Candidate(candidate.artifact, replace(candidate.options, **options))
 
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from sbert_infer.artifact.canaries import Canaries
 from sbert_infer.artifact.manifest import RERANKER
-from sbert_infer.backends.base import Backend
+from sbert_infer.backends.base import Array, Backend
 from sbert_infer.backends.select import READY
-from sbert_infer.encode.self_check import RIGHT, Array, first_output, judge, run_canaries
+from sbert_infer.encode.self_check import RIGHT, first_output, judge, run_canaries
 from sbert_infer.errors import EngineError, SbertInferError
 from sbert_infer.opening import Opened, open_pipeline
 from sbert_infer.similarity import cosine

@@ -36,7 +36,7 @@ def make_workload(manifest: Manifest, canaries: Canaries, file: Path | None, tex
     except ImportError as error:
         what = f"{error.name} is not installed, --texts needs it"
         raise EmbedError(f"{what}: pip install 'sbert-infer[embed]'") from error
-    found = list(dict.fromkeys(first_texts(file, text_column)))
+    found = [text for text in dict.fromkeys(first_texts(file, text_column)) if text.strip()]
     pairs: list[Text] = list(pairwise(found))
     texts = pairs if manifest.kind == RERANKER else list(found)
     if not texts:
