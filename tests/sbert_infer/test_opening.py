@@ -21,6 +21,7 @@ from sbert_infer.artifact.fingerprint import fingerprint
 from sbert_infer.backends import choice as choices
 from sbert_infer.backends.choice import Choice, conditions, remember
 from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
+from sbert_infer.backends.tensorrt.cuda_packages import version
 from sbert_infer.doctor.trial import try_artifact
 from sbert_infer.embed.cli import main as embed
 from sbert_infer.embed.write.origin import read_origin
@@ -114,7 +115,6 @@ def test_another_machine(
 
 
 def test_another_version(exact: Path, int8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    version = choices.version
     monkeypatch.setattr(choices, "version", lambda name: "99.0" if name == "onnxruntime" else version(name))
     with warned(exact, r".* void: onnxruntime was [\d.]+, and is 99\.0"):
         Engine(exact, compute="auto").close()
