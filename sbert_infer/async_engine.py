@@ -23,6 +23,7 @@ from sbert_infer.encode.sparse import SparseOutput
 from sbert_infer.encode.tokens import TokensOutput
 from sbert_infer.engine import Engine
 from sbert_infer.errors import EngineError, OverloadedError, warn
+from sbert_infer.opening import Compute
 from sbert_infer.reranker import Reranker
 from sbert_infer.scheduling.call import CallOptions
 from sbert_infer.scheduling.call_queue import CallQueue
@@ -59,6 +60,7 @@ class AsyncEngine:
         timeout_s: float = 30.0,
         hang_timeout_s: float = 20.0,
         verify: Verify | None = None,
+        compute: Compute | None = None,
         cache_mb: float = 0.0,
         observe: Observe = lambda name, value: None,
     ) -> None:
@@ -78,6 +80,7 @@ class AsyncEngine:
             hang_timeout_s: a batch that runs longer than this is given up, and the worker and
                 backend that run it are replaced.
             verify: when to check the vectors of this machine, as for `Engine`. Not for an open one.
+            compute: "auto" for what `sbert-tune` has chosen, as for `Engine`. Not for an open one.
             cache_mb: memory for vectors of texts that a sentence encoder has encoded before.
             observe: called from several threads, as `observe(name, value)`. For each call it gets
                 the seconds of "tokenize", "queue" (once for each batch with its texts), "total" and
@@ -89,17 +92,18 @@ class AsyncEngine:
         )
         check_not_negative(max_delay_ms=max_delay_ms, cache_mb=cache_mb)
         self._owns = not isinstance(model, BaseEngine)
-        if not self._owns and (own := "workers" if workers else "verify" if verify else ""):
-            raise ValueError(f"an open engine has its {own}: give them to Engine or Reranker, not to AsyncEngine")
+        own: dict[str, Any] = {"workers": workers, "verify": verify, "compute": compute}
+        own = {name: value for name, value in own.items() if value is not None}
+        if own and not self._owns:
+            raise ValueError(f"an open engine has its {min(own)}: give them to Engine or Reranker, not to AsyncEngine")
         artifact = model.artifact if isinstance(model, BaseEngine) else open_model(model)
         check_kind(artifact, (ENCODER, RERANKER, SPARSE_ENCODER), "AsyncEngine")
         check_one_route(artifact, "AsyncEngine and sbert-serve")
         if not isinstance(model, BaseEngine):
             opener = Reranker if artifact.manifest.kind == RERANKER else Engine
-            model = opener(artifact, workers=workers, max_batch_tokens=max_batch_tokens, verify=verify or "once")
-        self.engine = model
-        self.timeout_s = timeout_s
-        self._pipeline, manifest = self.engine.pipeline, artifact.manifest
+            model = opener(artifact, max_batch_tokens=max_batch_tokens, **own)
+        self.engine, self.timeout_s = model, timeout_s
+        self._pipeline, manifest = model.pipeline, model.manifest
         # The output of calls that do not ask for fewer dimensions or unit length.
         dims = getattr(self.engine, "max_active_dims", None)  # of a sparse encoder
         self._output = SparseOutput(manifest, dims) if manifest.kind == SPARSE_ENCODER else DenseOutput(manifest)
@@ -161,8 +165,7 @@ class AsyncEngine:
             priority=priority,
             key=key,
         )
-        vectors: Vectors = encoded.vectors
-        return vectors
+        return np.asarray(encoded.vectors, np.float32)
 
     async def encode_counted(
         self,
@@ -185,12 +188,11 @@ class AsyncEngine:
         """
         arrival = time.monotonic()
         output = self._dense(truncate_dim, normalize_embeddings)
-        options = self._options(arrival, output, prompt, prompt_name, on_truncate, truncation_side, timeout_s)
-        options = options.sent_by(priority, key)
+        how = self._call(arrival, output, prompt, prompt_name, on_truncate, truncation_side, timeout_s, priority, key)
         source, single = as_texts(texts)
         known: list[Text] = list(source)
         check_texts(known)
-        encoded = await self._encode(known, options, arrival)
+        encoded = await self._encode(known, how, arrival)
         return Encoded(encoded.vectors[0], encoded.tokens, encoded.truncated) if single else encoded
 
     async def encode_tokens(
@@ -208,13 +210,12 @@ class AsyncEngine:
         """Encode texts given as token ids of this model's tokenizer, special tokens included."""
         arrival = time.monotonic()
         output = self._dense(truncate_dim, normalize_embeddings)
-        options = self._options(arrival, output, "", None, on_truncate, truncation_side, timeout_s)
-        options = options.sent_by(priority, key)
+        how = self._call(arrival, output, "", None, on_truncate, truncation_side, timeout_s, priority, key)
         with self._counts.call(len(token_ids), arrival):
             if not len(token_ids):
                 return self._nothing()
-            encoded = await self._queue.encode_tokens(token_ids, options, arrival)
-            self._done(encoded, len(token_ids), options)
+            encoded = await self._queue.encode_tokens(token_ids, how, arrival)
+            self._done(encoded, len(token_ids), how)
         return encoded
 
     async def predict_counted(
@@ -234,12 +235,11 @@ class AsyncEngine:
         This is the counterpart of `Reranker.predict` for many callers. Raises as `encode` does.
         """
         arrival = time.monotonic()
-        self._require(RERANKER, "encode")
-        options = self._options(arrival, self._output, prompt, prompt_name, on_truncate, truncation_side, timeout_s)
-        options = options.sent_by(priority, key)
+        output = self._require(RERANKER, "encode")
+        how = self._call(arrival, output, prompt, prompt_name, on_truncate, truncation_side, timeout_s, priority, key)
         items, _ = as_pairs(pairs)
         check_pairs(items)
-        return await self._encode([(first, second) for first, second in items], options, arrival)
+        return await self._encode([(first, second) for first, second in items], how, arrival)
 
     async def encode_sparse(
         self,
@@ -255,10 +255,9 @@ class AsyncEngine:
     ) -> Encoded:
         """Return the vectors of a sparse encoder as `SparseRows`. Raises as `encode` does."""
         arrival = time.monotonic()
-        self._require(SPARSE_ENCODER, "encode")
-        options = self._options(arrival, self._output, prompt, prompt_name, on_truncate, truncation_side, timeout_s)
-        options = options.sent_by(priority, key)
-        return await self._encode([*as_list(texts, "encode_sparse")], options, arrival)
+        output = self._require(SPARSE_ENCODER, "encode")
+        how = self._call(arrival, output, prompt, prompt_name, on_truncate, truncation_side, timeout_s, priority, key)
+        return await self._encode([*as_list(texts, "encode_sparse")], how, arrival)
 
     async def token_vectors(
         self,
@@ -278,11 +277,11 @@ class AsyncEngine:
         arrival = time.monotonic()
         self._require(ENCODER, "predict_counted")
         output = TokensOutput(self.engine.manifest, max_tokens=max_tokens)
-        options = self._options(arrival, output, prompt, prompt_name, on_truncate, truncation_side, timeout_s)
+        how = self._call(arrival, output, prompt, prompt_name, on_truncate, truncation_side, timeout_s)
         texts = as_list(texts, "token_vectors")
         with self._counts.call(len(texts), arrival):
-            encoded = await self._token_calls.encode(texts, options)
-            self._done(encoded, len(texts), options)
+            encoded = await self._token_calls.encode(texts, how)
+            self._done(encoded, len(texts), how)
         return encoded
 
     def warm_up(self) -> None:
@@ -340,11 +339,10 @@ class AsyncEngine:
 
     def _dense(self, truncate_dim: int | None, normalize: bool) -> Output:
         self._require(ENCODER, "predict_counted")
-        engine = self.engine
-        assert isinstance(engine, Engine)  # noqa: S101 - nothing else opens an encoder
+        engine: Any = self.engine  # an `Engine`: nothing else opens an encoder
         return DenseOutput(engine.manifest, engine.resolve_dim(truncate_dim), normalize=normalize)
 
-    def _options(
+    def _call(
         self,
         arrival: float,
         output: Output,
@@ -353,6 +351,8 @@ class AsyncEngine:
         on_truncate: OnTruncate | None,
         side: Side | None,
         timeout_s: float | None,
+        priority: Priority | None = None,
+        key: Hashable = None,
     ) -> CallOptions:
         """Check the arguments of a call and return them, with defaults filled in."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
@@ -365,14 +365,15 @@ class AsyncEngine:
             raise EngineError("this engine is closed")
         other_side = side not in (None, self.engine.manifest.truncation_side)
         prompt = self.engine.resolve_prompt(prompt, prompt_name)
-        return CallOptions(prompt, output, on_truncate, arrival + timeout_s, other_side)
+        return CallOptions(prompt, output, on_truncate, arrival + timeout_s, other_side).sent_by(priority, key)
 
-    def _require(self, kind: str, right: str) -> None:
+    def _require(self, kind: str, right: str) -> Output:
         found = self.engine.manifest.kind
         if found != kind:
             what = {RERANKER: "a reranker", SPARSE_ENCODER: "a sparse encoder"}.get(found, "a sentence encoder")
             right = "encode_sparse" if found == SPARSE_ENCODER else right
             raise EngineError(f"{self.engine.manifest.name} is {what}: use {right}")
+        return self._output
 
     async def _encode(self, texts: list[Text], options: CallOptions, arrival: float) -> Encoded:
         with self._counts.call(len(texts), arrival):
@@ -395,6 +396,5 @@ class AsyncEngine:
         """Count the tokens and truncated texts of a call, and warn about truncation if asked to."""
         self._counts.done(encoded)
         if encoded.truncated and options.on_truncate == "warn":
-            limit, noun = self._pipeline.tokenizer.max_length, self._pipeline.noun
-            cut = f"{encoded.truncated} of {texts} {noun}s were cut to {limit} tokens"
-            warn(f"{cut}; see AsyncEngine.encode(on_truncate=...)")
+            cut, limit = f"{encoded.truncated} of {texts} {self._pipeline.noun}s", self._pipeline.tokenizer.max_length
+            warn(f"{cut} were cut to {limit} tokens; see AsyncEngine.encode(on_truncate=...)")

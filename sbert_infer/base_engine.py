@@ -16,14 +16,15 @@ from sbert_infer.artifact.fingerprint import Fingerprint, fingerprint
 from sbert_infer.artifact.manifest import RERANKER, Artifact, Manifest, check_kind
 from sbert_infer.backends.base import Backend
 from sbert_infer.backends.devices import Device, DeviceName
-from sbert_infer.backends.select import BackendOptions, PassedOver, open_backend
-from sbert_infer.encode.open_pipeline import load_tokenizer, make_pipeline
+from sbert_infer.backends.select import BackendOptions, PassedOver
+from sbert_infer.encode.open_pipeline import load_tokenizer
 from sbert_infer.encode.options import EncodeOptions
 from sbert_infer.encode.output import EncodeStats, Output, Window
 from sbert_infer.encode.pipeline import Pipeline, Progress, no_progress
-from sbert_infer.encode.self_check import SelfCheck, Verify
+from sbert_infer.encode.self_check import Verify
 from sbert_infer.errors import EngineError, warn
 from sbert_infer.module_interface import ModuleInterface
+from sbert_infer.opening import Compute, open_backend_again, open_pipeline
 from sbert_infer.text.hugging_face import BatchEncoding, HuggingFaceTokenizer
 from sbert_infer.text.inputs import check_on_truncate, check_pairs, check_text, check_texts, prepend
 from sbert_infer.text.tokenizer import Tokenizer
@@ -60,6 +61,7 @@ class BaseEngine(ModuleInterface):
         threads: int | None = None,
         max_batch_tokens: int | None = None,
         verify: Verify = "once",
+        compute: Compute | None = None,
         prompts: Mapping[str, str] | None = None,
         default_prompt_name: str | None = None,
         revision: str | None = None,
@@ -86,6 +88,9 @@ class BaseEngine(ModuleInterface):
             verify: when to compare the vectors of this machine with those of the eager model, which
                 the artifact holds for some texts: "once" for each artifact, backend and machine,
                 "always", or "never". A backend that gives wrong vectors is not used.
+            compute: "auto" opens what `sbert-tune` has chosen for this file on this machine, which
+                may be another file of the same checkpoint. If there is no choice that still holds,
+                a warning says so, and the file runs as by default.
             prompts: prompts by name, in addition to the model's own or in their place.
             default_prompt_name: the prompt that `encode` uses by default.
             revision: branch, tag or commit of a model on the hub; "NAME@REVISION" means the same.
@@ -106,22 +111,18 @@ class BaseEngine(ModuleInterface):
                 raise ValueError(f"{name} must be at least 1, got {value}")
         artifact = open_model(path, revision=revision, model_precision=model_precision)
         check_kind(artifact, self.kinds, type(self).__name__)
-        manifest = artifact.manifest
-        self.prompts = {**manifest.prompts, **(prompts or {})}
-        self.default_prompt_name = default_prompt_name or manifest.default_prompt_name
+        self.prompts = {**artifact.manifest.prompts, **(prompts or {})}
+        self.default_prompt_name = default_prompt_name or artifact.manifest.default_prompt_name
         self.resolve_prompt(None, None)  # raises if there is no such prompt
-        self.last_stats = EncodeStats()
-        self.model_card_data = EvaluationMetrics(manifest)
-        self.artifact = artifact
+        options = BackendOptions(device, strict, workers, threads, max_batch_tokens, passed_over=passed_over)
+        opened = open_pipeline(artifact, options, verify, compute)
+        self.artifact, self._options, self._self_check = opened.artifact, opened.options, opened.check
+        self._pipeline: Pipeline | None = opened.pipeline
+        self._compute = opened.compute
         self._tokenizer: HuggingFaceTokenizer | None = None
-        tokenizer = load_tokenizer(artifact)
-        self._self_check = SelfCheck(artifact, verify, tokenizer)
-        self._options = BackendOptions(
-            device, strict, workers, threads, max_batch_tokens, passed_over=passed_over, accept=self._self_check
-        )
-        backend = open_backend(artifact, self._options)
-        self._pipeline: Pipeline | None = make_pipeline(artifact, tokenizer, backend)
-        self._apply(manifest)
+        self.last_stats = EncodeStats()
+        self.model_card_data = EvaluationMetrics(self.manifest)
+        self._apply(self.manifest)
         for name, value in settings.items():
             if value is not None:
                 setattr(self, name, value)
@@ -231,6 +232,7 @@ class BaseEngine(ModuleInterface):
             "parity": dict(self.manifest.parity),
             "fingerprint": self.fingerprint.exact,
             "verified": asdict(self._self_check.verdict),
+            "compute": self._compute,
         }
 
     def get_max_seq_length(self) -> int:
@@ -244,13 +246,10 @@ class BaseEngine(ModuleInterface):
         there.
         """
         pipeline = self.pipeline
-        artifact = open_artifact(self.artifact.path)
-        if artifact.manifest != self.manifest:
-            raise EngineError(f"{artifact.path} is another model than the one that was opened: open a new Engine")
-        before, backend = pipeline.backend, open_backend(artifact, self._options)
+        before, backend = pipeline.backend, open_backend_again(self.artifact, self._options)
         if (backend.device, backend.packer, backend.workers) != (before.device, before.packer, before.workers):
             backend.close()
-            raise EngineError(f"{artifact.path} would now run with {backend.describe()}: open a new Engine")
+            raise EngineError(f"{self.artifact.path} would now run with {backend.describe()}: open a new Engine")
         pipeline.backend = backend
         return before
 
@@ -268,7 +267,7 @@ class BaseEngine(ModuleInterface):
         settings = {name: getattr(self, name) for name in self.settings}
         path = self.artifact.path.absolute()  # the other process may be in another folder
         options |= {"on_truncate": self.on_truncate, "verify": self._self_check.verify}
-        return _reopen, (type(self), path, options, settings, self.manifest)
+        return _reopen, (type(self), path, options, settings, self.manifest, self._compute)
 
     def __enter__(self: Self) -> Self:
         return self
@@ -330,13 +329,19 @@ class BaseEngine(ModuleInterface):
 
 
 def _reopen(
-    kind: type[Self], path: Path, options: dict[str, Any], settings: dict[str, Any], manifest: Manifest
+    kind: type[Self],
+    path: Path,
+    options: dict[str, Any],
+    settings: dict[str, Any],
+    manifest: Manifest,
+    compute: str | None,
 ) -> Self:
     """Open the engine that was pickled or copied."""
     artifact = open_artifact(path)
     if artifact.manifest != manifest:
         raise EngineError(f"{path} is another model than the one that was pickled or copied")
     engine = kind(artifact, **options)
+    engine._compute = compute
     for name, value in settings.items():
         if getattr(engine, name) != value:
             setattr(engine, name, value)

@@ -40,7 +40,7 @@ _OTHERS = (
     (rb"[\t\n\r\x20-\x7e]{40}", "a text"),
     (rb"\x08[\x03-\x20][\x12:]", "an ONNX model of another program"),
 )
-_METADATA_PROPS = 14  # ModelProto's field number
+_PRODUCER_NAME, _METADATA_PROPS = 2, 14  # ModelProto's field numbers
 _ROUTE = 9001  # a field number that ModelProto does not have
 _TOKENIZER, _MANIFEST, _SEAL = "sbert_infer.tokenizer", "sbert_infer.manifest", "sbert_infer.seal"
 
@@ -146,7 +146,7 @@ def _unseal(data: memoryview) -> tuple[memoryview, int, str]:
     digest, _, offset = seal[-81:].decode("ascii", "replace").partition("@")
     if offset.isascii() and offset.isdigit() and _seal(digest, int(offset)) == seal and int(offset) <= len(body):
         return body, int(offset), digest
-    if PRODUCER.encode() in bytes(data[:64]):
+    if bytes_field(_PRODUCER_NAME, PRODUCER.encode()) in bytes(data[:64]):  # no text has it like that
         raise CorruptError("its end is missing or damaged; export or copy it again")
     what = f"{_describe(bytes(data[:64]))}not an artifact of sbert-infer"
     raise ArtifactError(f"{what}; make one with `sbert-export CHECKPOINT`")

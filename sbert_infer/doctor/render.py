@@ -89,6 +89,8 @@ def _artifact(artifact: dict[str, Any]) -> Iterator[str]:
         yield _line("and not with", f"{each['choice']}: {each['why']}")
     if artifact["verified"] is not None:
         yield _line("vectors", f"{Verdict(**artifact['verified'])}, against the eager model")
+    if artifact["tuned"] is not None:
+        yield _line("compute=auto", artifact["tuned"])
     for check in (artifact["run"] or {}).get("checks", []):
         verdict = click.style("yes", fg="green") if check["passed"] else click.style("NO", fg="red")
         yield _line("check", f"{check['name']}: {verdict}")

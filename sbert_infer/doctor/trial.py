@@ -23,6 +23,7 @@ from sbert_infer import Engine, Reranker
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, Artifact
 from sbert_infer.artifact.plan_file import Plan
+from sbert_infer.backends.choice import NoChoiceError, recall
 from sbert_infer.backends.select import OPENVINO, READY, BackendOptions, WouldBuildError, open_backend
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.doctor.packages import end_of_process
@@ -80,7 +81,7 @@ def try_artifact(path: Path, device: str | None = None, run: bool = False) -> di
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they say what `passed_over` says
             artifact = open_artifact(path)
-            result |= _describe(artifact)
+            result |= _describe(artifact) | {"tuned": _tuned(artifact)}
             if run:
                 opener = Reranker if artifact.manifest.kind == RERANKER else Engine
                 with opener(artifact, device=device, on_truncate="ignore", passed_over=pass_over) as engine:
@@ -99,7 +100,7 @@ def try_artifact(path: Path, device: str | None = None, run: bool = False) -> di
 
 
 def _nothing(path: Path) -> dict[str, Any]:
-    keys = ("kind", "model", "precision", "engines", "uses", "passed_over", "verified", "run", "error")
+    keys = ("kind", "model", "precision", "engines", "uses", "passed_over", "verified", "tuned", "run", "error")
     return {"file": path.name, **dict.fromkeys(keys)}
 
 
@@ -107,6 +108,14 @@ def _describe(artifact: Artifact) -> dict[str, Any]:
     manifest = artifact.manifest
     engines = [engine.describe() for engine in artifact.engines] if isinstance(artifact, Plan) else []
     return {"kind": manifest.kind, "model": manifest.name, "precision": manifest.precision, "engines": engines}
+
+
+def _tuned(artifact: Artifact) -> str:
+    """Return what `compute="auto"` would open, or why not."""
+    try:
+        return str(recall(artifact)[0])
+    except NoChoiceError as error:
+        return f"the default: {error}"
 
 
 def _choose(artifact: Artifact, options: BackendOptions) -> str:

@@ -15,6 +15,7 @@ from sbert_infer.encode.pipeline import WINDOW_TEXTS
 from sbert_infer.encode.precision import PRECISIONS
 from sbert_infer.encode.self_check import Verify
 from sbert_infer.errors import EmbedError, SbertInferError
+from sbert_infer.opening import Compute
 
 EXAMPLES = """\b
 Examples:
@@ -77,6 +78,11 @@ _NAMES = click.Choice(["text", "jsonl", "csv", "tsv", "parquet"])
     default="once",
     show_default=True,
     help="Compare vectors of this machine with the eager model's, which ARTIFACT holds for some texts.",
+)
+@click.option(
+    "--compute",
+    type=click.Choice(get_args(Compute)),
+    help="auto: what sbert-tune has chosen for the model on this machine. [as the file is]",
 )
 @click.option(
     "--on-error", type=click.Choice(["skip", "fail"]), default="skip", show_default=True, help="For bad rows."
@@ -146,7 +152,11 @@ def _embed(inputs: tuple[str, ...], model: str, output: str, options: dict[str, 
 def _check_together(inputs: tuple[str, ...], options: dict[str, Any]) -> None:
     """Refuse options that are not for a cluster with `--ray`, and those that are without it."""
     ray = options["ray"]
-    names = ("ray_cpus", "ray_gpus", "ray_actors") if ray is None else ("format", "workers", "limit", "compression")
+    names = (
+        ("ray_cpus", "ray_gpus", "ray_actors")
+        if ray is None
+        else ("format", "workers", "limit", "compression", "compute")
+    )
     wrong = [f"--{name.replace('_', '-')}" for name in names if options[name] is not None]
     if ray is not None and options["on_error"] == "fail":
         wrong.append("--on-error fail")
@@ -156,6 +166,8 @@ def _check_together(inputs: tuple[str, ...], options: dict[str, Any]) -> None:
         wrong.append("standard input")
     if wrong:
         raise click.UsageError(f"{', '.join(wrong)} can't be used {'with' if ray else 'without'} --ray")
+    if options["compute"] and (options["device"] or options["workers"]):
+        raise click.UsageError("--compute auto chooses --device and --workers: leave them out")
     if ray not in (None, "auto", "local") and ":" not in ray:
         raise click.UsageError(
             f"{ray!r} is no address of a Ray cluster: give HOST:PORT, or --ray=auto before other words"

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbert_infer.artifact.exports import open_model
-from sbert_infer.artifact.manifest import ENCODER, check_kind, check_one_route
+from sbert_infer.artifact.manifest import ENCODER, Artifact, check_kind, check_one_route
 from sbert_infer.backends.devices import Device
 from sbert_infer.encode.output import Window
 from sbert_infer.encode.precision import reduce_precision
@@ -21,14 +21,12 @@ from sbert_infer.engine import Engine
 Array = npt.NDArray[Any]
 
 
-def open_engine(
-    path: str | os.PathLike[str], *, device: Device = None, workers: int | None = None, verify: Verify = "once"
-) -> Engine:
+def open_engine(model: str | os.PathLike[str] | Artifact, **options: Any) -> Engine:
     """Open a model whose vectors are dense, since a column can hold no others."""
-    artifact = open_model(path)
+    artifact = open_model(model)
     check_kind(artifact, (ENCODER,), "sbert-embed")
     check_one_route(artifact, "sbert-embed")
-    return Engine(artifact, device=device, workers=workers, on_truncate="ignore", verify=verify)
+    return Engine(artifact, on_truncate="ignore", **options)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,11 @@ def embed(
         before = journal.stats.texts
         with closing(Progress(journal.position.fraction, quiet=quiet)) as progress:
             if not journal.is_complete:
-                with open_engine(job.artifact, device=job.device, workers=workers, verify=job.verify) as engine:
+                options = {"device": job.device, "workers": workers, "verify": job.verify, "compute": job.compute}
+                with open_engine(job.model, **options) as engine:
+                    if engine.artifact.sha256 != job.artifact.sha256:
+                        why = "what sbert-tune chose does not run, and the default has other vectors"
+                        raise EmbedError(f"{job.model.path}: {why}: run it again, or leave out --compute")
                     _embed_parts(job, journal, engine, progress, stop_at_bad_row=stop_at_bad_row)
         journal.mark_finishing()
         write_bad_rows(target, journal.parts)

@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -24,6 +23,7 @@ from sbert_infer.backends.base import Array, Backend
 from sbert_infer.backends.devices import gpu_indices
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.build_cache import engine_key, keep_verdict, kept_verdict
+from sbert_infer.backends.tensorrt.cuda_packages import version
 from sbert_infer.encode.dense import DenseOutput
 from sbert_infer.encode.multi_vector import MultiVectorOutput
 from sbert_infer.encode.open_pipeline import load_tokenizer, make_pipeline
@@ -126,13 +126,13 @@ def _run_rows(
 ) -> Iterator[tuple[int, Array]]:
     for task in dict.fromkeys(canaries.tasks[row] for row in rows):
         own = [row for row in rows if canaries.tasks[row] == task]
-        output = _output(manifest, task, pipeline.tokenizer)
+        output = first_output(manifest, task, pipeline.tokenizer)
         for window in pipeline.run([canaries.texts[row] for row in own], output):
             results = window.vectors.to_dense() if isinstance(window.vectors, SparseRows) else window.vectors
             yield from ((own[window.start + place], np.atleast_2d(result)) for place, result in enumerate(results))
 
 
-def _output(manifest: Manifest, task: str | None, tokenizer: Tokenizer) -> Output:
+def first_output(manifest: Manifest, task: str | None, tokenizer: Tokenizer) -> Output:
     """Return all numbers of the graph's first output, as the reference gave them."""
     if manifest.kind == SPARSE_ENCODER:
         return SparseOutput(manifest, manifest.dim)
@@ -156,8 +156,7 @@ def judge(manifest: Manifest, device: str, canaries: Canaries, found: Sequence[t
     lowest = float(cosine(ours, right).min())
     if not lowest >= least:
         return Verdict(WRONG, texts, _COSINE, lowest, least)
-    # An error that turns a vector by so much may as well stretch it by so much.
-    length, stretch = _stretch(ours, right), 2 * float(np.sqrt(2 * (1 - least)))
+    length, stretch = _stretch(ours, right), most_stretch(least)
     if not length <= stretch:
         return Verdict(WRONG, texts, _LENGTH, length, stretch)
     return Verdict(RIGHT, texts, _COSINE, lowest, least)
@@ -176,6 +175,14 @@ def bounds_of(manifest: Manifest, device: str) -> tuple[float, float]:
         room = max(room, _MORE * worst, _MORE * asked)
     score = _MORE * float(parity.get("max_abs", 0.0)) + score_room * max(float(parity.get("spread", 0.0)), 1e-3)
     return 1 - room, score
+
+
+def most_stretch(least: float) -> float:
+    """Return the largest relative difference in length that goes with a cosine of at least `least`.
+
+    An error that turns a vector by so much may as well stretch it by so much.
+    """
+    return 2 * float(np.sqrt(2 * (1 - least)))
 
 
 def _stretch(ours: Array, right: Array) -> float:
@@ -200,16 +207,9 @@ def _key(artifact: Artifact, backend: Backend) -> str:
 def _machine(device: str) -> tuple[Any, ...]:
     """Return the kind of CPU or GPU, and the versions of what else computes there."""
     if device == "cpu":
-        return _version_of("sbert-infer"), cpu_name(), *instruction_sets()
-    packages = map(_version_of, ("sbert-infer", "torch", "triton"))  # which run the kernel
+        return version("sbert-infer"), cpu_name(), *instruction_sets()
+    packages = map(version, ("sbert-infer", "torch", "triton"))  # which run the kernel
     return *packages, cuda.driver_cuda(), *map(cuda.device_name, gpu_indices(device.split(",")))
-
-
-def _version_of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _recall(key: str) -> Verdict | None:

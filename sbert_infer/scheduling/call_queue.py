@@ -95,6 +95,9 @@ class CallQueue:
             return AsyncStats(
                 ready=ready,
                 lanes=lanes,
+                queued_texts=scheduler.queued_texts,
+                queued_tokens=scheduler.queued_tokens,
+                oldest_age_s=scheduler.oldest_age(now),
                 running_batches=len(scheduler.running),
                 tokens_per_s=scheduler.tokens_per_s,
                 **{name: counts.totals[name] for name in TOTALS},

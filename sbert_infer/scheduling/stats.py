@@ -32,6 +32,9 @@ class AsyncStats:
 
     ready: bool
     lanes: Mapping[Priority, LaneStats]
+    queued_texts: int  # texts that have not started, in all lanes
+    queued_tokens: int
+    oldest_age_s: float  # age of the oldest text in the queue
     running_batches: int
     tokens_per_s: float | None  # measured speed under load
     requests: int  # this and the fields below count since the start
@@ -45,21 +48,6 @@ class AsyncStats:
     errors: Mapping[str, int]  # calls that failed, by the name of the exception
     cache_hits: int = 0  # texts whose vectors were in the cache
     cache_misses: int = 0  # texts whose vectors were not
-
-    @property
-    def queued_texts(self) -> int:
-        """Texts that have not started."""
-        return sum(lane.queued_texts for lane in self.lanes.values())
-
-    @property
-    def queued_tokens(self) -> int:
-        """Tokens that have not started."""
-        return sum(lane.queued_tokens for lane in self.lanes.values())
-
-    @property
-    def oldest_age_s(self) -> float:
-        """Age of the oldest text in the queue."""
-        return max(lane.oldest_age_s for lane in self.lanes.values())
 
 
 class CallCounts:

@@ -15,6 +15,7 @@ from sbert_infer import __version__
 from sbert_infer.artifact.exports import MODEL_PRECISIONS
 from sbert_infer.encode.self_check import Verify
 from sbert_infer.errors import EngineError, SbertInferError
+from sbert_infer.opening import Compute
 from sbert_infer.serve.settings import ModelFile, Settings, expecting
 
 EXAMPLES = """\b
@@ -113,6 +114,11 @@ _SECONDS = _Finite(min=0, min_open=True)
     default="once",
     show_default=True,
     help="Compare vectors of this machine with the eager model's, which a model file holds for some texts.",
+)
+@click.option(
+    "--compute",
+    type=click.Choice(get_args(Compute)),
+    help="auto: what sbert-tune has chosen for the model on this machine. [as the file is]",
 )
 @click.option("--max-queue-tokens", type=_COUNT, default=2**20, show_default=True, help="Tokens that may wait.")
 @click.option(

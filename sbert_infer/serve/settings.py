@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sbert_infer.artifact.hub import HubModel
 from sbert_infer.encode.self_check import Verify
+from sbert_infer.opening import Compute
 
 MAX_INPUTS = 2048  # texts in a request, as OpenAI has it
 _FINGERPRINT = re.compile("[0-9a-fA-F]{8,16}")
@@ -80,6 +81,7 @@ class Settings:
     workers: int | None = None  # for Ray only: the command takes every core that it may use
     max_batch_tokens: int | None = None
     verify: Verify = "once"
+    compute: Compute | None = None
     max_queue_tokens: int = 2**20
     max_delay_ms: float = 2.0
     max_wait_s: float = 1.0

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sbert_infer.encode.self_check import most_stretch
 from sbert_infer.similarity import cosine
 from sbert_infer.verify.truth import POOLINGS, Truth
 
@@ -80,7 +81,7 @@ def _lengths(truth: Truth, found: Array, right: Array) -> Iterator[Difference]:
     """Yield a difference if the vectors point the right way, but have other lengths."""
     ours, theirs = (np.linalg.norm(rows.astype(np.float64), axis=1) for rows in (right, found))
     ratios = theirs / np.maximum(ours, 1e-12)
-    tolerance = 2 * float(np.sqrt(2 * (1 - truth.bound)))
+    tolerance = most_stretch(truth.bound)
     if (np.abs(ratios - 1) <= tolerance).all():
         return
     if (np.abs(theirs - 1) <= tolerance).all():

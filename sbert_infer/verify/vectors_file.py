@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from sbert_infer.embed.read.parts import Position, cut_parts
-from sbert_infer.embed.read.rows import Columns
-from sbert_infer.embed.read.sources import find_sources
-from sbert_infer.encode.pipeline import WINDOW_TEXTS
+from sbert_infer.embed.read.parts import first_texts
 from sbert_infer.errors import EmbedError
 
 Array = npt.NDArray[np.float32]
@@ -72,8 +68,7 @@ def _spaced(table: Any, count: int) -> Any:
 
 def _beside(path: Path, vectors: Any, texts_from: Path, text_column: str, count: int) -> Sample:
     """Take texts from another file, whose readable rows have these vectors in the same order."""
-    parts = cut_parts(find_sources([str(texts_from)], None), Columns(text_column, None, ()), WINDOW_TEXTS, Position())
-    texts = [text for part in islice(parts, 1) for text in part.texts]
+    texts = first_texts(texts_from, text_column)
     known = min(len(texts), len(vectors))
     rows = [int(row) for row in np.linspace(0, known - 1, min(count, known))]
     return _sample(path, [texts[row] for row in rows], [vectors[row] for row in rows])

@@ -97,7 +97,7 @@ def install(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend
         fakes.append(FakeBackend())
         return fakes[-1]
 
-    monkeypatch.setattr("sbert_infer.base_engine.open_backend", open_fake)
+    monkeypatch.setattr("sbert_infer.opening.open_backend", open_fake)
     return fakes
 
 

@@ -20,8 +20,8 @@ from tests.repository.sources import PACKAGE, Module, modules, write_modules
 ORDERS = {
     "sbert_infer": """
         kernels < errors, types, _util, text, similarity < artifact < backends < encode < scheduling
-        < module_interface < base_engine, sparse_methods, routed_engine, engine, reranker, async_engine < __init__
-        < serve | embed | doctor | export < integrations | bench | verify
+        < module_interface, opening < base_engine, sparse_methods, routed_engine, engine, reranker, async_engine
+        < __init__ < serve | embed | doctor | export < integrations | bench | verify | tune
     """,
     "sbert_infer.serve": """
         logs, settings, otlp < wire < history < models < metrics, tracing < http < routes
@@ -35,6 +35,9 @@ ORDERS = {
     """,
     "sbert_infer.verify": """
         texts | server | vectors_file | truth < compare < report < cli < __main__ < __init__
+    """,
+    "sbert_infer.tune": """
+        candidates | workload < trial < search < report < cli < __main__ < __init__
     """,
     "sbert_infer.export": """
         options, write < checkpoint < reference < graph < precision < verify < families

@@ -111,7 +111,8 @@ def _context(folder: OutputFolder, *, quiet: bool) -> DataContext:
 
 
 def _pipeline(job: Job, options: RayOptions) -> ray.data.Dataset:
-    job = replace(job, artifact=job.artifact.absolute(), sources=tuple(map(_absolute, job.sources)))
+    model = replace(job.model, path=job.model.path.absolute())
+    job = replace(job, model=model, sources=tuple(map(_absolute, job.sources)))
     source = CorpusDatasource(job.sources, job.columns, job.part_texts)
     rows = ray.data.read_datasource(source, override_num_blocks=len(source))
     return rows.map_batches(
@@ -136,7 +137,7 @@ class _RowEmbedder:
 
     def __init__(self, job: Job, workers: int) -> None:
         options = {**asdict(job.vectors), "device": job.device, "workers": workers, "verify": job.verify}
-        self._embedder = Embedder(job.artifact, **options)
+        self._embedder = Embedder(job.model.path, **options)
         self._column, self._piece_rows = job.columns.embedding, job.part_texts
 
     def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:

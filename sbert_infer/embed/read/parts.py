@@ -6,6 +6,8 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +16,7 @@ from sbert_infer.embed.read.columns import concat
 from sbert_infer.embed.read.lines import read_lines
 from sbert_infer.embed.read.parquet import read_parquet
 from sbert_infer.embed.read.rows import Block, Columns, Problem
-from sbert_infer.embed.read.sources import STDIN, Source
+from sbert_infer.embed.read.sources import STDIN, Source, find_sources, format_of
 from sbert_infer.encode.pipeline import WINDOW_TEXTS
 from sbert_infer.errors import EmbedError
 
@@ -105,6 +107,13 @@ def cut_parts(
                 part = Part()
     part.end, part.is_last = cursor.position(), True
     yield part
+
+
+def first_texts(path: Path, text_column: str) -> list[str]:
+    """Return the texts among the first few thousand readable rows of a file, maybe plain text."""
+    sources = find_sources([str(path)], None if format_of(str(path)) else "text")
+    parts = cut_parts(sources, Columns(text_column, None, ()), WINDOW_TEXTS, Position())
+    return [text for part in islice(parts, 1) for text in part.texts]
 
 
 class _Cursor:

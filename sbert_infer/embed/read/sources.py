@@ -92,7 +92,7 @@ def _expand(name: str, input_format: str | None) -> list[str]:
         if info.type == pafs.FileType.File:
             return [name]
         found = _in_folder(filesystem, path, name) if info.type == pafs.FileType.Directory else []
-        found = found if input_format else [path for path in found if _format(path) is not None]
+        found = found if input_format else [path for path in found if format_of(path) is not None]
     if not found:
         raise EmbedError(f"{name}: no such file, and no glob or folder with files that can be read")
     return found
@@ -112,7 +112,7 @@ def _in_folder(filesystem: pafs.FileSystem, folder: str, name: str) -> list[str]
 
 
 def _source(path: str, input_format: str | None) -> Source:
-    found = input_format or ("text" if path == STDIN else _format(path))
+    found = input_format or ("text" if path == STDIN else format_of(path))
     if found is None:
         names = "|".join(dict.fromkeys(FORMATS.values()))
         raise EmbedError(f"{path}: its name does not say what it holds: use --input-format {names}")
@@ -130,7 +130,8 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0][:200]
 
 
-def _format(path: str) -> str | None:
+def format_of(path: str) -> str | None:
+    """Return the format that the name of a file says; None if it says none."""
     suffixes = Path(path).suffixes
     if suffixes and _compression(path):
         suffixes.pop()

@@ -168,6 +168,7 @@ class Model:
                 max_wait_s=settings.max_wait_s,
                 timeout_s=settings.timeout_s,
                 verify=settings.verify,
+                compute=settings.compute,
                 cache_mb=settings.cache_mb,
                 observe=observe,
             )

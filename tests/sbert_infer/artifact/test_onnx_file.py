@@ -104,6 +104,7 @@ def test_not_ours(content: bytes, refuse: Callable[..., str]) -> None:
     ("content", "what"),
     [
         (b"just some text\n" * 100, "a text, "),
+        (b"sbert-infer is the first word of this text\n" * 9, "a text, "),
         (b'{"model_type": "bert"}' * 9, "JSON, "),
         (b"\x40\0\0\0\0\0\0\0" + b'{"a":{"dtype":"F32"}}' * 9, "weights in the format safetensors, "),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n" * 3, "a pointer of Git LFS"),

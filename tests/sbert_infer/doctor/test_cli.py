@@ -31,7 +31,10 @@ MACHINE_KEYS = {
     *("python", "os", "cpu", "instructions", "cores", "usable_cores", "cpu_quota", "memory_gb", "memory_limit_gb"),
     *("nvidia_cards", "driver_problem", "driver_release", "driver_cuda", "gpus"),
 }
-ARTIFACT_KEYS = {"file", "kind", "model", "precision", "engines", "uses", "passed_over", "verified", "run", "error"}
+ARTIFACT_KEYS = {"file", "kind", "model", "precision", "engines", "uses", "passed_over", "verified", "tuned"} | {
+    "run",
+    "error",
+}
 
 
 def doctor(*arguments: object, path: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -130,7 +130,7 @@ def test_openai_waits_as_told_before_it_tries_again(
     """A double stands in for the model, to hold the queue full."""
     gate = Gate()
     backend = FakeBackend()
-    monkeypatch.setattr("sbert_infer.base_engine.open_backend", lambda *_: backend)
+    monkeypatch.setattr("sbert_infer.opening.open_backend", lambda *_: backend)
     server = start_server(keys=(KEY,), max_queue_tokens=100)
     backend.fault = gate
     with ThreadPoolExecutor(3) as threads:

@@ -30,7 +30,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeBackend]:
         made.append(FakeBackend())
         return made[-1]
 
-    monkeypatch.setattr("sbert_infer.base_engine.open_backend", open_fake)
+    monkeypatch.setattr("sbert_infer.opening.open_backend", open_fake)
     return made
 
 
@@ -105,7 +105,7 @@ def test_every_kind_of_batch_has_run_before_the_server_is_ready(
             shapes.append((batch.shape, alone))
             return super().run(batch, outputs, alone=alone)
 
-    monkeypatch.setattr("sbert_infer.base_engine.open_backend", lambda *_: Watched())
+    monkeypatch.setattr("sbert_infer.opening.open_backend", lambda *_: Watched())
     server = start_server()
     longest = server.server.models.first.manifest.max_length
     lengths = dict.fromkeys(min(length, longest) for length in (8, 32, 128, 512))
@@ -130,7 +130,7 @@ def test_a_worker_that_dies_is_replaced(
     server = start_server()
 
     def die(vectors: Vectors, found: Any) -> None:
-        monkeypatch.setattr("sbert_infer.base_engine.open_backend", broken)
+        monkeypatch.setattr("sbert_infer.opening.open_backend", broken)
         raise SystemExit
 
     def broken(*_: object) -> FakeBackend:
@@ -146,7 +146,7 @@ def test_a_worker_that_dies_is_replaced(
     until(lambda: server.client.get("/health/ready").status_code == 503)
     assert server.client.get("/health").json()["error_type"] == "Unhealthy"
     assert server.client.get("/health/live").status_code == 200
-    monkeypatch.setattr("sbert_infer.base_engine.open_backend", lambda *_: FakeBackend())
+    monkeypatch.setattr("sbert_infer.opening.open_backend", lambda *_: FakeBackend())
     until(lambda: server.client.get("/health/ready").status_code == 200)
     assert server.post("/embed", {"inputs": "fine"}).status_code == 200
     assert 'sbert_worker_restarts_total{model="small"} 1.0' in server.client.get("/metrics").text

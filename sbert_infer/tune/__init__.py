@@ -1,0 +1,1 @@
+"""`sbert-tune`: the fastest way to run a model on this machine with vectors near enough."""
