@@ -37,6 +37,11 @@ class Layer:
         return lazy and (self.lazy_libraries is None or library in self.lazy_libraries)
 
 
+# What the classes in sbert_infer/integrations are for; each imports its own library.
+INTEGRATED = frozenset({"bertopic", "chonkie", "chromadb", "haystack", "keybert"}) | frozenset(
+    {"lancedb", "langchain_core", "llama_index", "pydantic", "sklearn", "txtai"}
+)
+
 RUNTIME, EXPORT, KERNELS, BENCH = "sbert_infer", "sbert_infer.export", "sbert_infer.kernels", "sbert_infer.bench"
 SERVE, EMBED, INTEGRATIONS = "sbert_infer.serve", "sbert_infer.embed", "sbert_infer.integrations"
 VERIFY = "sbert_infer.verify"
@@ -52,7 +57,7 @@ LAYERS = {
         frozenset({RUNTIME, EMBED}), modules_of("cpu", "embed", "ray"), lazy_libraries=frozenset({"fsspec"})
     ),
     "sbert_infer/integrations": Layer(
-        frozenset({RUNTIME, SERVE, INTEGRATIONS}), modules_of("cpu", "serve", "ray-serve")
+        frozenset({RUNTIME, SERVE, INTEGRATIONS}), modules_of("cpu", "serve", "ray-serve") | INTEGRATED
     ),
     "sbert_infer/verify": Layer(frozenset({RUNTIME, EMBED, VERIFY}), modules_of("cpu", "embed")),
     # triton_python_backend_utils: for a file that is copied into Triton Inference Server.
@@ -112,6 +117,8 @@ def test_the_import_rules_see_the_code() -> None:
         ("sbert_infer/embed", "import torch"),
         ("sbert_infer/serve", "def f():\n    from ..integrations import ray_serve"),
         ("sbert_infer/integrations", "from sbert_infer.embed import Embedder"),
+        ("sbert_infer/integrations", "from sentence_transformers import SentenceTransformer"),
+        ("sbert_infer", "def f():\n    import langchain_core"),
         ("export", "from sbert_infer.bench.demo import main"),
         ("export", "from ..bench import demo"),
         ("export", "def f():\n    import sentence_transformers"),

@@ -36,6 +36,10 @@ ORDERS = {
     "sbert_infer.verify": """
         texts | server | vectors_file | truth < compare < report < cli < __main__ < __init__
     """,
+    "sbert_infer.integrations": """
+        opening < bertopic | chonkie | chroma | haystack | keybert | lancedb | langchain | llama_index
+        | sklearn | txtai | ray_serve < __init__
+    """,
     "sbert_infer.export": """
         options, write < checkpoint < reference < graph < precision < verify < families
         < plan_exporter, exporter | report | triton_server < cli
