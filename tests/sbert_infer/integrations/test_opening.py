@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,20 @@ def test_the_same_name_and_options_are_opened_once(small_onnx: Path) -> None:
     assert open_engine(str(small_onnx), {"on_truncate": "ignore", "truncate_dim": 8}) is first
     assert first.truncate_dim == 8
     assert open_engine(small_onnx, {}) is not first
+
+
+def test_files_that_were_replaced_are_opened_anew(
+    small_onnx: Path, minilm_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(shutil.copy(small_onnx, tmp_path / "model.onnx"))
+    first = open_engine(path, {})
+    Path(shutil.copy(minilm_onnx, tmp_path / "new.onnx")).replace(path)
+    assert open_engine(path, {}).get_embedding_dimension() == 384 != first.get_embedding_dimension()
+    for folder, source in (("one", small_onnx), ("two", minilm_onnx)):
+        (tmp_path / folder).mkdir()
+        shutil.copy(source, tmp_path / folder / "model.onnx")
+        monkeypatch.chdir(tmp_path / folder)
+        assert (open_engine("model.onnx", {}).get_embedding_dimension() == 384) is (folder == "two")
 
 
 def test_an_engine_is_used_as_it_is(small: Engine) -> None:
