@@ -33,7 +33,8 @@ class SbertEmbeddings(BaseEmbeddings):
 
     def similarity(self, u: npt.NDArray[np.float32], v: npt.NDArray[np.float32]) -> np.float32:
         """Return the similarity of two vectors, by the model's own function."""
-        return np.float32(self.engine.similarity(u, v).item())
+        score: np.float32 = np.float32(self.engine.similarity(u, v).item())
+        return score
 
     @property
     def dimension(self) -> int:

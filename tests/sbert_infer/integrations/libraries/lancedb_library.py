@@ -1,6 +1,6 @@
 """LanceDB: a table whose vectors and queries come from SbertEmbeddings."""
 
-# mypy: disable-error-code="import-not-found"
+# mypy: disable-error-code="import-not-found,misc"
 from __future__ import annotations
 
 import lancedb
