@@ -53,5 +53,5 @@ def run_library(python: Path, name: str, folder: Path, **given: Path) -> None:
     own = folder / "files"
     own.mkdir()
     sent = json.dumps({"folder": str(own), **{key: str(path) for key, path in given.items()}})
-    done = subprocess.run(command, input=sent, capture_output=True, text=True, timeout=240, env=environment)
+    done = subprocess.run(command, input=sent, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr[-5000:]
