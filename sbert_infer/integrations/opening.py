@@ -55,4 +55,5 @@ def written_down(model: Model) -> str:
 
 def missing(error: ImportError, package: str) -> ImportError:
     """Make the error of a library that is not installed."""
-    return ImportError(f"{error.name} is not installed: pip install {package}", name=error.name)
+    name = (error.name or package).partition(".")[0]
+    return ImportError(f"{name} is not installed: pip install {package}", name=name)
