@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 RIVALS := .venv-rivals
 GPU := .venv-gpu
 CLIENTS := .venv-clients
+LIBRARIES := .venv-libraries
 DOCS := .venv-docs
 # litellm wants an older openai than the current one, which the other clients are tried with.
 OPENAI_CURRENT := 3.49.0
@@ -17,7 +18,7 @@ OTHER_TRITON := $(VENV)/triton-$(TRITON_CURRENT)
 SOURCES := sbert_infer export kernels bench deploy docs_site examples tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-gpu test-upstream lint format docs demo paper bench bench-serve bench-gpu clean
+.PHONY: help setup test test-libraries test-gpu test-upstream lint format docs demo paper bench bench-serve bench-gpu clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 15
@@ -41,6 +42,16 @@ $(CLIENTS)/.installed: tests/clients.txt
 	$(CLIENTS)/bin/python -m pip install --no-compile -r tests/clients.txt
 	$(CLIENTS)/bin/python -m pip install --no-compile --no-deps --target $(CLIENTS)/openai-$(OPENAI_CURRENT) openai==$(OPENAI_CURRENT)
 	touch $@
+
+# The libraries that people put a model into. torch first, as above.
+$(LIBRARIES)/.installed: tests/libraries.txt
+	$(PYTHON) -m venv $(LIBRARIES)
+	$(LIBRARIES)/bin/python -m pip install --no-compile "$$(grep '^torch==' tests/libraries.txt)"
+	$(LIBRARIES)/bin/python -m pip install --no-compile -r tests/libraries.txt
+	touch $@
+
+test-libraries: setup $(LIBRARIES)/.installed ## test LangChain, BERTopic and others with engines (2.4 GB, minutes)
+	$(BIN)/pytest -n auto --maxprocesses 2 tests/sbert_infer/integrations
 
 test: lint $(CLIENTS)/.installed ## lint, then run every test
 	SBERT_INFER_OTHER_TRITON=$(CURDIR)/$(OTHER_TRITON) $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -148,5 +159,5 @@ bench-gpu: $(GPU)/.flash-attn ## the benchmark on an NVIDIA GPU: TensorRT, onnxr
 	$(BIN)/python -m sbert_infer.kernels.benchmark
 
 clean: ## remove .venv, caches and build leftovers
-	rm -rf $(VENV) $(RIVALS) $(GPU) $(CLIENTS) $(DOCS) .site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(RIVALS) $(GPU) $(CLIENTS) $(LIBRARIES) $(DOCS) .site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,1 +1,1 @@
-"""sbert-infer inside other systems, each of which must be installed by itself."""
+"""sbert-infer inside other systems and libraries, each of which must be installed by itself."""

@@ -103,6 +103,15 @@ def test_every_document_is_a_page_of_the_site() -> None:
     assert shown - documents == others
 
 
+def test_libraries_are_shown_in_the_versions_they_are_tested_in() -> None:
+    pins = re.findall(
+        r"^([\w-]+)==(\S+)$", (ROOT / "tests" / "libraries.txt").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    shown = re.findall(r"^\| ([\w-]+) \| (\d\S+) \|", documents()["docs/libraries.md"], re.MULTILINE)
+    assert len(shown) == 13
+    assert set(shown) - set(pins) == set()
+
+
 def test_changelog_names_the_next_version_first() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     first = re.search(r"^## \[Unreleased\]\n\nNext version: (\S+)$", changelog, re.MULTILINE)

@@ -37,9 +37,14 @@ class Layer:
         return lazy and (self.lazy_libraries is None or library in self.lazy_libraries)
 
 
+# What the classes in sbert_infer/integrations are for; each imports its own library.
+INTEGRATED = frozenset({"bertopic", "chonkie", "chromadb", "haystack", "keybert"}) | frozenset(
+    {"lancedb", "langchain_core", "llama_index", "pydantic", "sklearn", "txtai"}
+)
+
 RUNTIME, EXPORT, KERNELS, BENCH = "sbert_infer", "sbert_infer.export", "sbert_infer.kernels", "sbert_infer.bench"
 SERVE, EMBED, INTEGRATIONS = "sbert_infer.serve", "sbert_infer.embed", "sbert_infer.integrations"
-VERIFY = "sbert_infer.verify"
+VERIFY, TUNE = "sbert_infer.verify", "sbert_infer.tune"
 LAYERS = {
     "sbert_infer": Layer(
         packages=frozenset({RUNTIME}),
@@ -52,9 +57,10 @@ LAYERS = {
         frozenset({RUNTIME, EMBED}), modules_of("cpu", "embed", "ray"), lazy_libraries=frozenset({"fsspec"})
     ),
     "sbert_infer/integrations": Layer(
-        frozenset({RUNTIME, SERVE, INTEGRATIONS}), modules_of("cpu", "serve", "ray-serve")
+        frozenset({RUNTIME, SERVE, INTEGRATIONS}), modules_of("cpu", "serve", "ray-serve") | INTEGRATED
     ),
     "sbert_infer/verify": Layer(frozenset({RUNTIME, EMBED, VERIFY}), modules_of("cpu", "embed")),
+    "sbert_infer/tune": Layer(frozenset({RUNTIME, EMBED, TUNE}), modules_of("cpu", "embed")),
     # triton_python_backend_utils: for a file that is copied into Triton Inference Server.
     "export": Layer(frozenset({RUNTIME, EXPORT, KERNELS}), modules_of("export") | {"triton_python_backend_utils"}),
     "kernels": Layer(frozenset({KERNELS}), frozenset({"torch", "triton"})),
@@ -65,7 +71,7 @@ LAYERS = {
 def layer_of(name: str) -> str:
     """The package of a layer that `name`, a dotted name under sbert_infer, belongs to."""
     head = ".".join(name.split(".")[:2])
-    return head if head in (EXPORT, KERNELS, BENCH, SERVE, EMBED, INTEGRATIONS, VERIFY) else RUNTIME
+    return head if head in (EXPORT, KERNELS, BENCH, SERVE, EMBED, INTEGRATIONS, VERIFY, TUNE) else RUNTIME
 
 
 def violations(layer: Layer, found: Iterable[Module]) -> list[str]:
@@ -112,6 +118,8 @@ def test_the_import_rules_see_the_code() -> None:
         ("sbert_infer/embed", "import torch"),
         ("sbert_infer/serve", "def f():\n    from ..integrations import ray_serve"),
         ("sbert_infer/integrations", "from sbert_infer.embed import Embedder"),
+        ("sbert_infer/integrations", "from sentence_transformers import SentenceTransformer"),
+        ("sbert_infer", "def f():\n    import langchain_core"),
         ("export", "from sbert_infer.bench.demo import main"),
         ("export", "from ..bench import demo"),
         ("export", "def f():\n    import sentence_transformers"),

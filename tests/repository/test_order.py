@@ -39,6 +39,10 @@ ORDERS = {
     "sbert_infer.tune": """
         candidates | workload < trial < search < report < cli < __main__ < __init__
     """,
+    "sbert_infer.integrations": """
+        opening < bertopic | chonkie | chroma | haystack | keybert | lancedb | langchain | llama_index
+        | sklearn | txtai | ray_serve < __init__
+    """,
     "sbert_infer.export": """
         options, write < checkpoint < reference < graph < precision < verify < families
         < plan_exporter, exporter | report | triton_server < cli
