@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -33,7 +33,7 @@ from sbert_infer.export.precision.bf16 import to_bf16
 from sbert_infer.export.precision.int8 import Rounded, quantize, round_products, rounding_work
 from sbert_infer.export.precision.keep_back import keep_back, most_kept
 from sbert_infer.export.verify.parity import Bounds
-from sbert_infer.export.write import check_free, check_target, join, stage
+from sbert_infer.export.write import check_free, check_target, join, stage, staging_folder
 
 __all__ = ["ExportOptions", "default_output", "export", "export_all"]
 
@@ -99,7 +99,7 @@ def _export_routes(
         raise ExportError("--fp16 takes one route at a time: --route query, --route document, each with -o")
     if all(is_static(path, route) for route in astuple(routes)) and any(one.precision != "fp32" for _, one in wanted):
         raise ExportError("both routes are tables, with no layers to compute: leave out --int8 and --bf16")
-    with tempfile.TemporaryDirectory(prefix=".routes.", dir=wanted[0][0].parent) as folder:
+    with staging_folder(Path(os.path.realpath(wanted[0][0]))) as folder:
         files = {route: [Path(folder, f"{route}{i}.onnx") for i in range(len(wanted))] for route in astuple(routes)}
         for route, targets in files.items():
             each = [replace(options, route=route) for _, options in wanted]

@@ -94,7 +94,7 @@ def stage(model: ir.Model, draft: Manifest, tokenizer_json: str, target: Path) -
             _remove_stale(target)
             file = stack.enter_context(staged(target))
             if weight_bytes(model) > MAX_PROTOBUF_BYTES:
-                folder = stack.enter_context(_staging_folder(target))
+                folder = stack.enter_context(staging_folder(target))
                 artifact = _write_large(model, draft, tokenizer_json, file, folder)
             else:
                 artifact = _write(model, draft, tokenizer_json, file)
@@ -175,8 +175,12 @@ def _write_large(
 
 
 @contextmanager
-def _staging_folder(target: Path) -> Iterator[Path]:
-    """Create a hidden folder beside `target`, locked for as long as this process lives."""
+def staging_folder(target: Path) -> Iterator[Path]:
+    """Create a hidden folder beside `target`, locked for as long as this process lives.
+
+    Folders that killed exports to `target` have left are removed.
+    """
+    _remove_stale(target)
     folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".staging"))
     try:
         with locked(folder / _LOCK, wait=False):
@@ -186,7 +190,7 @@ def _staging_folder(target: Path) -> Iterator[Path]:
 
 
 def _remove_stale(target: Path) -> None:
-    """Remove the folder of a killed export of a large model, and weights it put in place."""
+    """Remove the folder of a killed export, and the weights of a large model it put in place."""
     for folder in target.parent.glob(f".{glob.escape(target.name)}.*.staging"):
         # Unless it is being written, or another export is removing it.
         with suppress(BlockingIOError, FileNotFoundError):

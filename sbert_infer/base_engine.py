@@ -26,7 +26,7 @@ from sbert_infer.errors import EngineError, warn
 from sbert_infer.module_interface import ModuleInterface
 from sbert_infer.opening import Compute, open_backend_again, open_pipeline
 from sbert_infer.text.hugging_face import BatchEncoding, HuggingFaceTokenizer
-from sbert_infer.text.inputs import check_on_truncate, check_pairs, check_text, check_texts, prepend
+from sbert_infer.text.inputs import as_pairs, as_texts, check_on_truncate, check_pairs, check_text, check_texts, prepend
 from sbert_infer.text.tokenizer import Tokenizer
 from sbert_infer.types import OnTruncate, Text
 
@@ -182,6 +182,10 @@ class BaseEngine(ModuleInterface):
                 special_tokens=known.get("special_tokens"),
             )
         return self._tokenizer
+
+    def is_singular_input(self, inputs: Any) -> bool:
+        """Return whether these are one text, or one pair, and not several."""
+        return (as_pairs if self.manifest.kind == RERANKER else as_texts)(inputs)[1]
 
     def preprocess(self, inputs: Sequence[Text], prompt: str | None = None) -> BatchEncoding:
         """Return the token ids and attention mask of texts, cut to the model's limit and padded.

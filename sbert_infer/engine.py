@@ -19,8 +19,9 @@ from sbert_infer.encode.multi_vector import MultiVectorOutput
 from sbert_infer.encode.options import EncodeOptions, Pool, check_running, given
 from sbert_infer.encode.output import Output, Window
 from sbert_infer.encode.results import progress_bar
+from sbert_infer.encode.signatures import AFTER_PROMPT, typed_as_encode
 from sbert_infer.encode.sparse import SparseOutput
-from sbert_infer.encode.tokens import TokensOutput
+from sbert_infer.encode.tokens import TokensOutput, encode_features
 from sbert_infer.routed_engine import RoutedEngine
 from sbert_infer.similarity import (
     MULTI_SIMILARITIES,
@@ -33,6 +34,8 @@ from sbert_infer.similarity import (
 )
 from sbert_infer.sparse_methods import SparseMethods
 from sbert_infer.text.inputs import as_list, as_texts, check_texts
+
+_NO_TEXTS = "encode needs texts: a str or an iterable of str"
 
 
 class Engine(SparseMethods, RoutedEngine):
@@ -56,6 +59,7 @@ class Engine(SparseMethods, RoutedEngine):
         self.truncate_dim = manifest.truncate_dim
         self._similarity_fn_name = manifest.similarity
 
+    @typed_as_encode
     def encode(
         self,
         inputs: str | Iterable[str] | None = None,
@@ -63,7 +67,7 @@ class Engine(SparseMethods, RoutedEngine):
         prompt: str | None = None,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
-        output_value: str = "sentence_embedding",
+        output_value: str | None = "sentence_embedding",
         precision: str | None = "float32",
         convert_to_numpy: bool | None = None,
         convert_to_tensor: bool | None = None,
@@ -96,7 +100,8 @@ class Engine(SparseMethods, RoutedEngine):
                 tokens.
             show_progress_bar: None shows one when this package's logger is at INFO or DEBUG.
             output_value: "sentence_embedding", or "token_embeddings" if the artifact was exported
-                with those: a list of arrays [tokens, hidden], special tokens included.
+                with those: a list of arrays [tokens, hidden], special tokens included. None gives
+                a dict of tensors for each text: token ids, mask and vectors (imports torch).
             precision: "float32" (also None), "int8", "uint8", "binary" or "ubinary".
             convert_to_numpy: True gives arrays, False a list of tensors. The default is arrays, but
                 for a multi-vector encoder tensors.
@@ -135,10 +140,14 @@ class Engine(SparseMethods, RoutedEngine):
             mine = {"batch_size": batch_size, "show_progress_bar": show_progress_bar, "precision": precision}
             more = {"convert_to_tensor": convert_to_tensor, "normalize_embeddings": normalize_embeddings}
             return encode_task(self, inputs, task_metadata, prompt_type, **mine, **more, truncate_dim=truncate_dim)
-        texts, single = as_texts(given(inputs, sentences, "encode needs texts: a str or an iterable of str"))
+        texts, single = as_texts(given(inputs, sentences, _NO_TEXTS))
         check_running(device, self.device, pool, chunk_size)
+        prompt = self.resolve_prompt(prompt, prompt_name)
+        if output_value is None:
+            kept: dict[str, Any] = {"batch_size": batch_size, "truncate_dim": truncate_dim, "task": task}
+            return encode_features(self, texts, single, prompt, **kept, show_progress_bar=show_progress_bar)
         options = EncodeOptions(
-            prompt=self.resolve_prompt(prompt, prompt_name),
+            prompt=prompt,
             batch_size=batch_size,
             show_progress_bar=show_progress_bar,
             output_value=output_value,
@@ -235,14 +244,8 @@ class Engine(SparseMethods, RoutedEngine):
         Texts are read a few thousand ahead, so that they can be sorted by length. The arguments are
         those of `encode`.
         """
-        for window in self.encode_windows(
-            texts,
-            prompt_name,
-            prompt,
-            batch_size,
-            normalize_embeddings=normalize_embeddings,
-            truncate_dim=truncate_dim,
-        ):
+        options: dict[str, Any] = {"normalize_embeddings": normalize_embeddings, "truncate_dim": truncate_dim}
+        for window in self.encode_windows(texts, prompt_name, prompt, batch_size, **options):
             yield from window.vectors
 
     def encode_windows(
@@ -275,18 +278,28 @@ class Engine(SparseMethods, RoutedEngine):
             sparse = self.manifest.kind == SPARSE_ENCODER
             yield replace(window, vectors=window.vectors.to_csr()) if sparse else window
 
+    @typed_as_encode
     def encode_query(
-        self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, **options: Any
+        self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, *more: Any, **options: Any
     ) -> Any:
         """Encode search queries: `encode` with the prompt named "query", if the model has one."""
-        return self.encode(inputs, prompt_name or self.prompt_name_for("query"), prompt, task="query", **options)
+        return self._encode_for("query", inputs, prompt_name, prompt, more, options)
 
+    @typed_as_encode
     def encode_document(
-        self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, **options: Any
+        self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, *more: Any, **options: Any
     ) -> Any:
         """Encode documents: `encode` with the prompt named "document", "passage" or "corpus"."""
-        name = prompt_name or self.prompt_name_for("document")
-        return self.encode(inputs, name, prompt, task="document", **options)
+        return self._encode_for("document", inputs, prompt_name, prompt, more, options)
+
+    def _encode_for(
+        self, task: str, inputs: Any, name: str | None, prompt: str | None, more: Sequence[Any], options: dict[str, Any]
+    ) -> Any:
+        """Call `encode` as sentence-transformers does, which those who replace it rely on."""
+        texts = given(inputs, options.pop("sentences", None), _NO_TEXTS)
+        name = name or (self.prompt_name_for(task) if prompt is None else None)
+        options = {"inputs": texts, "prompt_name": name, "prompt": prompt, "task": task, **options}
+        return self.encode(**dict(zip(AFTER_PROMPT, more, strict=False)), **options)
 
     def similarity(self, embeddings1: Any, embeddings2: Any, **options: Any) -> Any:
         """Return the similarity of all pairs, [n, m], by the model's own function.
@@ -335,9 +348,7 @@ class Engine(SparseMethods, RoutedEngine):
         """Return the length of the vectors that `encode` returns."""
         return self.resolve_dim(None)
 
-    def get_sentence_embedding_dimension(self) -> int:
-        """Return the embedding dimension: the old name of `get_embedding_dimension`."""
-        return self.get_embedding_dimension()
+    get_sentence_embedding_dimension = get_embedding_dimension  # its old name
 
     @contextmanager
     def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:

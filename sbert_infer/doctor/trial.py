@@ -144,6 +144,7 @@ def _text(words: int, number: int) -> str:
 
 def _encode(engine: Engine | Reranker, texts: list[str]) -> Rows:
     """Return what the model gives for each text, whatever its kind, as a flat array."""
+    found: Any
     if isinstance(engine, Reranker):
         found = engine.predict([("what does the fox do?", text) for text in texts])
     else:

@@ -38,8 +38,7 @@ class EncodeOptions:
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if self.output_value not in (SENTENCE, TOKENS):
-            more = ": ask for each, and see tokenize for the token ids" if self.output_value is None else ""
-            raise ValueError(f"output_value must be {SENTENCE!r} or {TOKENS!r}, got {self.output_value!r}{more}")
+            raise ValueError(f"output_value must be {SENTENCE!r}, {TOKENS!r} or None, got {self.output_value!r}")
         if self.task not in (None, "query", "document"):
             raise ValueError(f"task must be 'query', 'document' or None, got {self.task!r}")
         if self.precision not in PRECISIONS:

@@ -1,13 +1,13 @@
-"""Token output: a vector for each token, if exported with `--outputs sentence,tokens`."""
+"""A vector for each token, if exported with `--outputs sentence,tokens`, and all else of a text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from sbert_infer.artifact.manifest import MULTI_VECTOR, TOKENS, Manifest
+from sbert_infer.artifact.manifest import ENCODER, MULTI_VECTOR, SENTENCE, TOKENS, Manifest
 from sbert_infer.backends.base import Array
 from sbert_infer.encode.options import EncodeOptions
 from sbert_infer.encode.output import Collector, Indices, Output, Window, not_finite
@@ -83,3 +83,23 @@ class _Rows(Collector):
 def reordered(each: list[Array], order: Indices | None) -> list[Array]:
     """Return the arrays in this order; identical texts get copies that share no memory."""
     return each if order is None else [each[row].copy() for row in order.tolist()]
+
+
+def encode_features(engine: Any, texts: Iterable[str], single: bool, prompt: str, **options: Any) -> Any:
+    """Return a dict of tensors for each text, as `encode(output_value=None)`.
+
+    It has the token ids and attention mask, without padding, the `sentence_embedding` and, if the
+    artifact holds them, the `token_embeddings`. Nothing is normalized.
+    """
+    if engine.manifest.kind != ENCODER:
+        raise ValueError(f"output_value=None: not for {engine.manifest.name}, which is no dense encoder")
+    known = list(texts)
+    found = {SENTENCE: engine.encode(known, prompt=prompt, convert_to_tensor=True, **options)}
+    if TOKENS in engine.manifest.outputs:
+        options.pop("truncate_dim")
+        tokens = engine.encode(known, prompt=prompt, output_value=TOKENS, convert_to_numpy=False, **options)
+        found[TOKENS] = tokens
+    own = engine.for_task(options["task"])
+    rows = [{name: rows[0] for name, rows in own.preprocess([text], prompt).items()} for text in known]
+    rows = [row | {name: each[index] for name, each in found.items()} for index, row in enumerate(rows)]
+    return rows[0] if single else rows

@@ -201,7 +201,6 @@ def test_batch_size_limits_the_texts_of_a_batch(small: Engine) -> None:
         ({"prompt_name": "nope"}, "prompt_name 'nope' is not among .*'document', 'other', 'query'"),
         ({"precision": "int4"}, "precision must be one of .* got 'int4'"),
         ({"output_value": "token_embeddings"}, "has no token_embeddings"),
-        ({"output_value": None}, "got None: ask for each"),
         ({"task": "search"}, "task must be 'query', 'document' or None, got 'search'"),
         ({"device": "cuda:1"}, "'cpu', got device='cuda:1'"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),

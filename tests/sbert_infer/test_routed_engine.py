@@ -185,3 +185,11 @@ def test_sparse_routes(once: Once) -> None:
             expected = getattr(model, method)(ALL_TEXTS, convert_to_sparse_tensor=False, max_active_dims=9)
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
         assert engine.decode(engine.encode_query("A cat"))
+
+
+def test_what_a_killed_export_left_goes_with_the_next(checkpoint: Path, tmp_path: Path) -> None:
+    left = tmp_path / ".router.onnx.left.staging"
+    left.mkdir()
+    (left / "query0.onnx").write_bytes(b"a part")
+    quick_export(checkpoint, tmp_path / "router.onnx")
+    assert [file.name for file in tmp_path.iterdir()] == ["router.onnx"]

@@ -82,7 +82,7 @@ def test_intersection(engine: Engine, model: Any) -> None:
         engine.intersection(torch.ones(3), documents)
 
 
-def test_max_active_dims_is_an_attribute(path: Path, engine: Engine, model: Any) -> None:
+def test_max_active_dims_is_an_attribute(path: Path, engine: Any, model: Any) -> None:
     assert engine.max_active_dims is model.max_active_dims is None
     engine.max_active_dims = model.max_active_dims = 5
     assert_same(engine.encode(TEXTS), model.encode(list(TEXTS)).to_dense().numpy())

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -138,7 +139,7 @@ def _encode(path: Path, role: _Role, progress: Progress) -> tuple[list[Vectors],
         for vectors in pool.map(lambda text: encode([text])[0], role.texts):
             alone.append(vectors)
             progress(1)
-        together = encode(list(role.texts))
+        together: Any = encode(list(role.texts))
         progress(len(together))
         return alone, together
 

@@ -68,7 +68,7 @@ def test_autoencoder(once: Once, tmp_path: Path) -> None:
     source = once("csr", "csr", lambda folder: write_csr(folder, k=6, normalize=True))
     export(source, path := tmp_path / "csr.onnx")
     with Engine(path, on_truncate="ignore") as engine:
-        found = engine.encode(ALL_TEXTS)
+        found: Any = engine.encode(ALL_TEXTS)
         assert_same(found, expected(source, ALL_TEXTS))
         assert found.getnnz(axis=1).max() == 6
         assert_same(engine.encode(TEXTS, max_active_dims=9), expected(source, list(TEXTS), max_active_dims=9))
@@ -124,7 +124,8 @@ def test_int8(once: Once) -> None:
         parity = engine.manifest.parity
         assert parity["active_overlap"] > 0.9
         assert parity["min_cosine"] > 0.9
-        found, right = engine.encode(TEXTS).toarray(), expected(splade_checkpoint(once), list(TEXTS))
+        rows: Any = engine.encode(TEXTS)
+    found, right = rows.toarray(), expected(splade_checkpoint(once), list(TEXTS))
     cosines = (found * right).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(right, axis=1)
     assert cosines.min() > 0.95
 

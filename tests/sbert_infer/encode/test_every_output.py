@@ -63,7 +63,8 @@ def encode(engine: BaseEngine, texts: list[str], kind: str) -> list[Any]:
         return list(engine.predict([(text, text) for text in texts]))
     assert isinstance(engine, Engine)
     if kind == "sparse":
-        return list(engine.encode(texts).toarray())
+        rows: Any = engine.encode(texts)
+        return list(rows.toarray())
     return list(engine.encode(texts, output_value="token_embeddings" if kind == "tokens" else "sentence_embedding"))
 
 

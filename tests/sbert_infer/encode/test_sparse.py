@@ -90,7 +90,7 @@ def test_tensors(engine: Engine, model: SparseEncoder, inputs: Any, options: dic
         np.testing.assert_allclose(dense(ours), dense(theirs), rtol=0, atol=1e-5)
 
 
-def test_forms_of_sentence_transformer(engine: Engine) -> None:
+def test_forms_of_sentence_transformer(engine: Any) -> None:
     """Arguments that `SparseEncoder` does not have mean what they mean for dense vectors."""
     assert isinstance(engine.encode(["a"], convert_to_numpy=False), list)
     assert engine.encode(["a"], convert_to_numpy=True, convert_to_tensor=False).format == "csr"
@@ -100,7 +100,7 @@ def test_forms_of_sentence_transformer(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 7, 10_000])
-def test_max_active_dims(engine: Engine, model: SparseEncoder, most: int) -> None:
+def test_max_active_dims(engine: Any, model: SparseEncoder, most: int) -> None:
     found = engine.encode(TEXTS, max_active_dims=most)
     assert_same(found, dense(model.encode(list(TEXTS), max_active_dims=most)))
     assert found.getnnz(axis=1).max() <= most
@@ -108,7 +108,7 @@ def test_max_active_dims(engine: Engine, model: SparseEncoder, most: int) -> Non
         engine.encode(TEXTS, max_active_dims=0)
 
 
-def test_streams(engine: Engine) -> None:
+def test_streams(engine: Any) -> None:
     right = engine.encode(ALL_TEXTS).toarray()
     rows: list[Any] = list(engine.encode_iter(iter(ALL_TEXTS)))
     assert all(row.shape == (1, right.shape[1]) for row in rows)
@@ -228,7 +228,7 @@ def test_rows_that_are_not_finite() -> None:
         assert bad.tolist() == [2]
 
 
-def test_async(path: Path, engine: Engine) -> None:
+def test_async(path: Path, engine: Any) -> None:
     async def run() -> None:
         async with AsyncEngine(path) as server:
             calls = [server.encode_sparse(ALL_TEXTS, on_truncate="ignore"), server.encode_sparse([TEXTS[1]])]
@@ -244,7 +244,7 @@ def test_async(path: Path, engine: Engine) -> None:
     asyncio.run(run())
 
 
-def test_over_http(path: Path, engine: Engine) -> None:
+def test_over_http(path: Path, engine: Any) -> None:
     running = start(Settings((ModelFile(path, "splade"),), port=0))
     try:
         answer = running.post("/embed_sparse", {"inputs": [*TEXTS, " "]})

@@ -1,0 +1,80 @@
+"""Calls as sentence-transformers makes and takes them: what `encode` gets, what it may return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sbert_infer import Engine, Reranker
+from sbert_infer.export.exporter import ExportOptions, export
+from sbert_infer.export.families import family
+from tests.models.checkpoints import TEXTS
+
+PROMPTS = {"query": "find: ", "passage": "text: "}
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "name"),
+    [
+        ("encode_query", {}, "query"),
+        ("encode_query", {"prompt": "see: "}, None),
+        ("encode_query", {"prompt": "see: ", "prompt_name": "passage"}, "passage"),
+        ("encode_document", {}, "passage"),
+        ("encode_document", {"prompt": "see: "}, None),
+    ],
+)
+def test_what_replaces_encode_gets_everything_by_name(
+    method: str, arguments: dict[str, str], name: str | None, small: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(small, "encode", lambda **given: calls.append(given))
+    monkeypatch.setattr(small, "prompts", PROMPTS)
+    getattr(small, method)(sentences=["a"], batch_size=3, **arguments)
+    task = method.removeprefix("encode_")
+    expected = {"inputs": ["a"], "prompt_name": name, "prompt": arguments.get("prompt"), "task": task, "batch_size": 3}
+    assert calls == [expected]
+
+
+def test_encode_query_takes_arguments_in_the_order_of_encode(small: Engine) -> None:
+    call: Any = small.encode_query
+    found = call(TEXTS, None, None, 3, False, "sentence_embedding", "float32", True, False, None, True)
+    np.testing.assert_allclose(found, small.encode_query(TEXTS, normalize_embeddings=True), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("inputs", ["a text", ["a text", "a much longer text than that"], []])
+def test_all_features(inputs: Any, engine: Engine, minilm: Any) -> None:
+    found = engine.encode(inputs, prompt="see: ", output_value=None, truncate_dim=64, normalize_embeddings=True)
+    expected = minilm.encode(inputs, prompt="see: ", output_value=None, truncate_dim=64)
+    assert type(found) is type(expected)
+    for ours, theirs in zip(*(each if isinstance(inputs, list) else [each] for each in (found, expected)), strict=True):
+        length = len(ours["input_ids"])
+        assert theirs["attention_mask"].sum() == length == ours["attention_mask"].sum()
+        assert torch.equal(ours["input_ids"], theirs["input_ids"][:length])
+        torch.testing.assert_close(ours["sentence_embedding"], theirs["sentence_embedding"], rtol=0, atol=1e-5)
+
+
+def test_all_features_with_tokens(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(family, "probe_texts", lambda *_: list(TEXTS))
+        export(make_checkpoint("bert"), tmp_path / "tokens.onnx", ExportOptions(outputs=("sentence", "tokens")))
+    with Engine(tmp_path / "tokens.onnx", on_truncate="ignore") as engine:
+        found = engine.encode(TEXTS[:2], output_value=None)
+        for each, tokens in zip(found, engine.encode(TEXTS[:2], output_value="token_embeddings"), strict=True):
+            assert len(each["input_ids"]) == len(tokens)
+            np.testing.assert_array_equal(each["token_embeddings"], tokens)
+
+
+def test_single_inputs(small: Engine, reranker_onnx: Path) -> None:
+    assert small.is_singular_input("a text")
+    assert not small.is_singular_input(["a text"])
+    assert not small.is_singular_input(np.array(["a", "b"]))
+    with Reranker(reranker_onnx) as reranker:
+        assert reranker.is_singular_input(("a", "b"))
+        assert not reranker.is_singular_input([("a", "b")])
+    with pytest.raises(TypeError, match="encode needs a str"):
+        small.is_singular_input(b"bytes")
