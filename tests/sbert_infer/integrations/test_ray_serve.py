@@ -28,6 +28,7 @@ from tests.sbert_infer.serve.conftest import until
 KEY = "a key for the cluster"
 TEXTS = [f"text number {n} {'and more ' * (n % 40)}" for n in range(300)]
 CLIENTS, REQUESTS = 6, 20
+PATIENT = {"max_wait_s": 60.0, "timeout_s": 60.0}  # on a slow machine, too, no request is refused
 
 
 @dataclass
@@ -72,7 +73,8 @@ def deployed(cluster: Any, small_onnx: Path, tmp_path_factory: pytest.TempPathFa
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
     # As a command line gives them: strings, but for settings that it can't give.
     args = {"model": f"small={small_onnx}", "min_replicas": "2", "max_replicas": "2", "num_cpus": "0.9"}
-    args |= {"api_key_file": str(keys), "settings": {"auto_truncate": True, "max_body_bytes": 100_000}}  # type: ignore[dict-item]
+    settings = {"auto_truncate": True, "max_body_bytes": 100_000, **PATIENT}
+    args |= {"api_key_file": str(keys), "settings": settings}  # type: ignore[dict-item]
     handle = serve.run(app(args), name="sbert", route_prefix="/")
     return Deployed(f"http://127.0.0.1:{port}", handle)
 
@@ -191,7 +193,7 @@ def test_waiting_tokens_add_a_replica_and_an_update_loses_nothing(
 
     before, scaled = set(replica_processes(cluster)), threading.Event()
     args = {"model": str(small_onnx), "max_replicas": 2, "num_cpus": 0.8, "target_requests": 1e6}
-    args |= {"target_queue_tokens": 1, "upscale_delay_s": 0}
+    args |= {"target_queue_tokens": 1, "upscale_delay_s": 0, "settings": PATIENT}
     with ThreadPoolExecutor(CLIENTS) as pool:
         answers = [pool.submit(client) for _ in range(CLIENTS)]
         try:
