@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
 
 import onnx_ir as ir
 
@@ -18,13 +17,10 @@ from sbert_infer._util.files import StagedFile, locked, staged
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.manifest import DataFile, Manifest
 from sbert_infer.artifact.onnx_file import append_metadata, join_routes, sha256
-from sbert_infer.artifact.protobuf import field_start
 from sbert_infer.errors import ArtifactError, ExportError
 
 # Protobuf's limit is 2 GiB, less room for the graph and the tokenizer (some have 30 MB).
 MAX_PROTOBUF_BYTES = 2**31 - 2**27
-_LARGE_BYTES = 1 << 20  # constants from this size on are written one by one
-_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers of ModelProto, GraphProto, TensorProto
 _LOCK = "lock"  # in a staging folder
 
 
@@ -124,38 +120,10 @@ def join(parts: Mapping[str, Path], target: Path, force: bool) -> Manifest:
 
 
 def _write(model: ir.Model, draft: Manifest, tokenizer_json: str, file: StagedFile) -> StagedArtifact:
-    with file.path.open("wb") as written:
-        _write_graph(model, written)
+    file.path.write_bytes(ir.to_proto(model).SerializeToString())
     size = file.path.stat().st_size
     _write_metadata(file.path, size, draft, tokenizer_json)
     return StagedArtifact(file.path, tokenizer_json, size, file)
-
-
-def _write_graph(model: ir.Model, file: BinaryIO) -> None:
-    """Write `model`, one large constant after the other; protobuf would hold two copies of all."""
-    light, large = model.clone(), []
-    for value in light.graph.initializers.values():
-        if (tensor := value.const_value) is not None and tensor.nbytes >= _LARGE_BYTES:
-            large.append(tensor)
-            value.const_value = ir.ExternalTensor(
-                "", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=str(value.name)
-            )
-    proto = ir.to_proto(light)
-    outside = [tensor for tensor in proto.graph.initializer if tensor.external_data]
-    starts = []
-    for message, tensor in zip(outside, large, strict=True):
-        message.ClearField("external_data")
-        message.ClearField("data_location")
-        head = message.SerializeToString() + field_start(_RAW_DATA, tensor.nbytes)
-        starts.append(field_start(_INITIALIZER, len(head) + tensor.nbytes) + head)
-        proto.graph.initializer.remove(message)
-    graph = proto.graph.SerializeToString()
-    proto.ClearField("graph")
-    size = len(graph) + sum(len(start) + tensor.nbytes for start, tensor in zip(starts, large, strict=True))
-    file.write(proto.SerializeToString() + field_start(_GRAPH, size) + graph)
-    for start, tensor in zip(starts, large, strict=True):
-        file.write(start)
-        file.write(tensor.tobytes())
 
 
 def _write_large(

@@ -47,12 +47,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 def bytes_field(number: int, content: bytes) -> bytes:
     """Encode a length-delimited field that can be appended to a message."""
-    return field_start(number, len(content)) + content
-
-
-def field_start(number: int, size: int) -> bytes:
-    """Encode what comes before the content, of `size` bytes, of a length-delimited field."""
-    return _encode_varint(number << 3 | _BYTES) + _encode_varint(size)
+    return _encode_varint(number << 3 | _BYTES) + _encode_varint(len(content)) + content
 
 
 def external_locations(model: memoryview) -> set[str]:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 from click.testing import CliRunner
@@ -76,25 +75,6 @@ def test_weights_beside_the_model(
         other.max_seq_length = 8
         other.on_truncate = "ignore"
         np.testing.assert_array_equal(engine.encode(TEXTS), other.encode(TEXTS))
-
-
-def test_constants_written_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is the model that protobuf would write, but for the order of the constants."""
-    model = ir.from_onnx_text(
-        '<ir_version: 10, opset_import: ["" : 18]> g (float[n, 8] x) => (float[n, 8] y) {y = Add(x, x)}'
-    )
-    for name, rows in {"small": 1, "large": 300, "other": 200}.items():
-        value = ir.Value(name=name, const_value=ir.tensor(np.full((rows, 8), rows, np.float32), name=name))
-        model.graph.initializers[name] = value
-    monkeypatch.setattr(save, "_LARGE_BYTES", 1000)
-    with (tmp_path / "model.onnx").open("wb") as file:
-        save._write_graph(model, file)
-    written, expected = onnx.load(tmp_path / "model.onnx"), ir.to_proto(model)
-    for proto in (written, expected):
-        constants = sorted(proto.graph.initializer, key=lambda tensor: tensor.name)
-        del proto.graph.initializer[:]
-        proto.graph.initializer.extend(constants)
-    assert written == expected
 
 
 def test_tampered_weights_are_noticed(
