@@ -5,6 +5,7 @@ Without a file of texts, one per line, it groups the documentation in the Python
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from documentation import read_texts
@@ -31,6 +32,7 @@ def main(artifact: str, file: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    if not 2 <= len(sys.argv) <= 3 or sys.argv[1].startswith("-"):
-        sys.exit(__doc__)
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("artifact")
+    parser.add_argument("file", nargs="?")
+    main(**vars(parser.parse_args()))

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import duckdb
 from texts import QUESTIONS, show
@@ -29,6 +29,7 @@ def main(artifact: str, vectors: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1].startswith("-"):
-        sys.exit(__doc__)
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("artifact")
+    parser.add_argument("vectors")
+    main(**vars(parser.parse_args()))

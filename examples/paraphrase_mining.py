@@ -5,6 +5,7 @@ Without a file of texts, one per line, it searches the documentation in the Pyth
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 
@@ -35,6 +36,7 @@ def common_words(one: str, other: str) -> float:
 
 
 if __name__ == "__main__":
-    if not 2 <= len(sys.argv) <= 3 or sys.argv[1].startswith("-"):
-        sys.exit(__doc__)
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("artifact")
+    parser.add_argument("file", nargs="?")
+    main(**vars(parser.parse_args()))

@@ -6,6 +6,7 @@ Python installation.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 
@@ -41,6 +42,8 @@ def main(artifact: str, file: str | None = None, question: str | None = None) ->
 
 
 if __name__ == "__main__":
-    if not 2 <= len(sys.argv) <= 4 or sys.argv[1].startswith("-"):
-        sys.exit(__doc__)
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("artifact")
+    parser.add_argument("file", nargs="?")
+    parser.add_argument("question", nargs="?")
+    main(**vars(parser.parse_args()))

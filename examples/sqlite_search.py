@@ -5,7 +5,7 @@ Python's own sqlite3 module is often built without loadable extensions; apsw alw
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import apsw
 import sqlite_vec
@@ -34,6 +34,6 @@ def main(artifact: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        sys.exit(__doc__)
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("artifact")
+    main(**vars(parser.parse_args()))

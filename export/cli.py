@@ -167,11 +167,11 @@ def _export(
     checkpoint: str, output: Path | None, wanted: list[ExportOptions], repository: Path | None, quiet: bool
 ) -> None:
     """Export `checkpoint`, and to a Triton `repository` if given; print the results."""
-    exporter = _import("exporter")
     targets = [_target(checkpoint, output, options, several=len(wanted) > 1) for options in wanted]
+    if repository is not None and len(wanted) > 1:
+        raise ExportError("--triton-repository takes one precision at a time")
+    exporter = _import("exporter")
     if repository is not None:
-        if len(wanted) > 1:
-            raise ExportError("--triton-repository takes one precision at a time")
         _import("triton_server.repository").check_repository(targets[0], repository, wanted[0].force)
     pairs = list(zip(targets, wanted, strict=True))
     standard = {target: options.standard for target, options in pairs}

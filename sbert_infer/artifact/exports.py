@@ -31,6 +31,7 @@ from sbert_infer.errors import ArtifactError, EngineError, ExportError
 
 MODEL_PRECISIONS = ("fp32", "int8", "bf16", "fp16")
 _ARTIFACTS = (".onnx", ".plan")
+_MISSING = "No such file or folder: give a file of sbert-export, a checkpoint's folder, or a model of the hub"
 # Files that an export may read: settings, tokenizers, weights, code.
 _READ = {".json", ".txt", ".model", ".safetensors", ".bin", ".pt", ".metadata", ".py"}
 # Folders with other exports of the same model, and earlier states of its training.
@@ -58,7 +59,12 @@ def open_model(
         if value is not None:
             path = source.path if isinstance(source, Artifact) else source
             raise ValueError(f"{name} is for a checkpoint, but {path} is a file that was already exported")
-    return source if isinstance(source, Artifact) else open_artifact(source)
+    if isinstance(source, Artifact):
+        return source
+    try:
+        return open_artifact(source)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(error.errno, _MISSING, source) from None
 
 
 def is_checkpoint(source: str) -> bool:

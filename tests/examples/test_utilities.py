@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import runpy
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ["semantic_search", "paraphrase_mining", "clustering"]
+SCRIPTS = [*NAMES, "duckdb_search", "faiss_search", "qdrant_search", "sqlite_search"]
 FILLING = [f"Version {number} of the protocol adds field {number % 7} to the header." for number in range(40)]
 
 Example = Callable[..., str]
@@ -85,3 +88,15 @@ def test_documentation_gives_distinct_sentences(monkeypatch: pytest.MonkeyPatch)
 def test_every_example_says_how_to_run_it(name: str) -> None:
     usage = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text(encoding="utf-8")))
     assert f"python examples/{name}.py model.onnx" in str(usage)
+
+
+def test_every_script_has_help() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SCRIPTS, "documentation", "texts"}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help(name: str) -> None:
+    script = EXAMPLES / f"{name}.py"
+    done = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: {script.name} [-h] artifact")

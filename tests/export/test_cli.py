@@ -283,6 +283,10 @@ class TestRefusedAtOnce:
     def test_several_precisions_in_one_file(self, make_checkpoint: MakeCheckpoint) -> None:
         error = refused(make_checkpoint(), "--fp32", "--int8", "-o", "model.onnx")
         assert error == "error: several precisions are several files: -o must name a folder, and model.onnx is none\n"
+        code = "import sys; sys.modules['torch'] = None; from sbert_infer.export.cli import main; main()"
+        flags = [str(make_checkpoint()), "--fp32", "--int8", "-o", "model.onnx"]
+        done = subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, text=True)  # before torch
+        assert (done.returncode, done.stderr) == (1, error)
         error = refused(make_checkpoint(), "--fp32", "--int8", "--triton-repository", "models")
         assert "--triton-repository takes one precision at a time" in error
 

@@ -199,11 +199,13 @@ def test_wrong_arguments(small_onnx: Path, make_checkpoint: MakeCheckpoint) -> N
         Engine(small_onnx, model_precision="int4")
     with pytest.raises(ValueError, match="revision is for models of the hub"):
         Engine(make_checkpoint("bert"), revision="main")
-    with pytest.raises(FileNotFoundError):
-        Engine("no-such-model.onnx")
-    for path in ("./no such folder/", Path("./someone/model")):
-        with pytest.raises(FileNotFoundError):
+
+
+def test_a_path_that_leads_nowhere() -> None:
+    for path in ("nothing/here.onnx", "folder/", "./no such folder/", Path("./someone/model")):
+        with pytest.raises(FileNotFoundError, match="give a file of sbert-export") as raised:
             Engine(path)
+        assert raised.value.filename == str(path)
 
 
 def test_another_kind(make_checkpoint: MakeCheckpoint, exporter: Exporter) -> None:

@@ -37,7 +37,7 @@ def test_help_has_examples_and_every_setting() -> None:
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     missing = tmp_path / "no.onnx"
-    assert error_of(str(missing)) == f"error: {missing}: No such file or directory"
+    assert error_of(str(missing)).startswith(f"error: {missing}: No such file or folder: give a file of sbert-export")
     junk = tmp_path / "junk.onnx"
     junk.write_bytes(b"junk")
     assert error_of(str(junk)).startswith(f"error: {junk}: not an artifact of sbert-infer")

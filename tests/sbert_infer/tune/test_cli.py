@@ -171,7 +171,7 @@ def test_refusals(exact: Path, reranker_onnx: Path, small_onnx: Path, tmp_path: 
     one.write_text("one\n", encoding="utf-8")
     for arguments, message in (
         ([words], f"{words}: a text, not an artifact"),
-        ([tmp_path / "none.onnx"], f"{tmp_path / 'none.onnx'}: No such file or directory"),
+        ([tmp_path / "none.onnx"], f"{tmp_path / 'none.onnx'}: No such file or folder: give"),
         ([exact, small_onnx], f"{small_onnx} is of another checkpoint than {exact}: its "),
         ([exact, "--texts", empty], f"{empty} has no texts"),
         ([reranker_onnx, "--texts", one], f"{one} has one text, and a reranker needs pairs"),
