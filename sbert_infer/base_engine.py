@@ -287,6 +287,8 @@ class BaseEngine(ModuleInterface):
         """Return the text of the prompt: `prompt`, the prompt of that name, or the default one."""
         if prompt is not None:
             check_text(prompt, "prompt")
+            if prompt_name is not None:
+                warn(f"prompt and prompt_name are both given: prompt_name {prompt_name!r} has no effect, leave it out")
             return prompt
         name = prompt_name if prompt_name is not None else self.default_prompt_name
         if name is None:

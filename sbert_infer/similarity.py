@@ -271,8 +271,10 @@ def as_csr(vectors: Any) -> Any:
         tensor = (vectors if vectors.ndim > 1 else vectors.unsqueeze(0)).detach().cpu().coalesce()
         where, values = tensor.indices().numpy(), tensor.values().numpy()
         return scipy_sparse().csr_matrix((values, (where[0], where[1])), shape=tuple(tensor.shape))
-    if np.ndim(vectors) not in (1, 2) or isinstance(vectors, (list, tuple)):
-        raise ValueError(f"embeddings of a sparse encoder are needed, got {type(vectors).__name__}")
+    dimensions = getattr(vectors, "ndim", None)
+    if dimensions not in (1, 2):
+        error = TypeError if dimensions is None else ValueError
+        raise error(f"embeddings of a sparse encoder are needed, got {type(vectors).__name__}")
     return scipy_sparse().csr_matrix(_rows(vectors))
 
 

@@ -12,6 +12,8 @@ from sbert_infer.types import Text
 
 def as_texts(inputs: Any) -> tuple[Iterable[str], bool]:
     """Return the texts in order, and whether a single text was given. Items are not checked yet."""
+    if isinstance(inputs, np.ndarray) and inputs.ndim == 0:
+        inputs = inputs.item()
     if isinstance(inputs, str):
         return [inputs], True
     if type(inputs) is list:  # before the slower checks below; a table may be a subclass of list

@@ -29,7 +29,7 @@ def write_models(folder: Path) -> None:
     """Write each model and its artifact."""
     for name, write in _WRITERS.items():
         write(folder / name)
-        outputs = ("sentence", "tokens") if name == "dense" else ("sentence",)
+        outputs = ("sentence", "tokens") if name in ("dense", "wide") else ("sentence",)
         export(folder / name, folder / f"{name}.onnx", ExportOptions(outputs=outputs))
 
 

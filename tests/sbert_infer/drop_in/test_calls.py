@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import SparseEncoder
 
-from sbert_infer import Engine, Reranker
+from sbert_infer import Engine, Reranker, SbertInferWarning
 from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.families import family
 from tests.models.checkpoints import TEXTS
+from tests.models.sparse_encoders import splade_checkpoint, splade_onnx
 
 PROMPTS = {"query": "find: ", "passage": "text: "}
 
@@ -73,8 +75,35 @@ def test_single_inputs(small: Engine, reranker_onnx: Path) -> None:
     assert small.is_singular_input("a text")
     assert not small.is_singular_input(["a text"])
     assert not small.is_singular_input(np.array(["a", "b"]))
+    for text in (np.array("a text"), np.str_("a text"), np.array("a text", object)):
+        assert small.is_singular_input(text)
+        np.testing.assert_array_equal(small.encode(text), small.encode("a text"))
     with Reranker(reranker_onnx) as reranker:
         assert reranker.is_singular_input(("a", "b"))
         assert not reranker.is_singular_input([("a", "b")])
     with pytest.raises(TypeError, match="encode needs a str"):
         small.is_singular_input(b"bytes")
+    with pytest.raises(TypeError, match="encode needs a str or an iterable of str in order, got int"):
+        small.encode(np.array(3))
+
+
+def test_a_prompt_and_a_prompt_name(
+    small: Engine, reranker_onnx: Path, small_reference: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The prompt wins with a warning, which sentence-transformers logs."""
+    both = {"prompt": "see: ", "prompt_name": "query"}
+    expected = small.encode("a text", prompt="see: ")
+    with pytest.warns(SbertInferWarning, match="prompt_name 'query' has no effect"):
+        np.testing.assert_array_equal(small.encode("a text", **both), expected)
+    with Reranker(reranker_onnx) as reranker, pytest.warns(SbertInferWarning, match="prompt_name 'query' has no"):
+        reranker.predict(("a", "b"), **both)
+    small_reference.encode("a text", **both)
+    assert "Ignoring the `prompt_name`" in caplog.text
+
+
+def test_only_vectors_are_decoded(once: Callable[..., Path]) -> None:
+    numbers: Any = [1, 2, 3]
+    with Engine(splade_onnx(once)) as engine, pytest.raises(TypeError, match="sparse encoder are needed, got int"):
+        engine.decode(numbers)
+    with pytest.raises(TypeError):
+        SparseEncoder(str(splade_checkpoint(once)), device="cpu").decode(numbers)
