@@ -299,6 +299,8 @@ class Engine(SparseMethods, RoutedEngine):
         texts = given(inputs, options.pop("sentences", None), _NO_TEXTS)
         name = name or (self.prompt_name_for(task) if prompt is None else None)
         options = {"inputs": texts, "prompt_name": name, "prompt": prompt, "task": task, **options}
+        if len(more) > len(AFTER_PROMPT):
+            raise TypeError(f"encode_{task} takes at most {3 + len(AFTER_PROMPT)} positional arguments")
         return self.encode(**dict(zip(AFTER_PROMPT, more, strict=False)), **options)
 
     def similarity(self, embeddings1: Any, embeddings2: Any, **options: Any) -> Any:

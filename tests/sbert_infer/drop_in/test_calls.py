@@ -46,6 +46,8 @@ def test_encode_query_takes_arguments_in_the_order_of_encode(small: Engine) -> N
     call: Any = small.encode_query
     found = call(TEXTS, None, None, 3, False, "sentence_embedding", "float32", True, False, None, True)
     np.testing.assert_allclose(found, small.encode_query(TEXTS, normalize_embeddings=True), rtol=0, atol=1e-6)
+    with pytest.raises(TypeError, match="at most 14 positional"):
+        call(TEXTS, *[None] * 14)
 
 
 @pytest.mark.parametrize("inputs", ["a text", ["a text", "a much longer text than that"], []])
