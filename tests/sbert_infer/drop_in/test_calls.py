@@ -93,7 +93,7 @@ def test_a_prompt_and_a_prompt_name(
     small: Engine, reranker_onnx: Path, small_reference: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The prompt wins with a warning, which sentence-transformers logs."""
-    both = {"prompt": "see: ", "prompt_name": "query"}
+    both: Any = {"prompt": "see: ", "prompt_name": "query"}
     expected = small.encode("a text", prompt="see: ")
     with pytest.warns(SbertInferWarning, match="prompt_name 'query' has no effect"):
         np.testing.assert_array_equal(small.encode("a text", **both), expected)
