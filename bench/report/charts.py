@@ -66,15 +66,18 @@ def latency_chart(rows: Sequence[Row], noun: str = "texts") -> str:
 
 
 def quality_chart(rows: Sequence[Row], noun: str = "texts") -> str:
-    """Plot speed against quality: the first measure that all have, else the digits that agree."""
+    """Plot speed against quality: the first measure that all have, else the digits that agree.
+
+    Nothing is drawn where all agree to the same digit, as when only exact contestants ran.
+    """
     ran = [row for row in rows if row.status != "failed"]
     shared = [name for name in (ran[0].quality if ran else {}) if all(name in row.quality for row in ran)]
     measure = shared[0] if shared else ""
     points = [(row, row.texts_per_s, _quality(row, measure)) for row in _best(rows) if row.texts_per_s is not None]
     kept = [(row, speed, quality) for row, speed, quality in points if quality is not None]
-    if not kept:
-        return ""
     qualities = [quality for _, _, quality in kept]
+    if not kept or (not measure and max(qualities) - min(qualities) < 1):
+        return ""
     xs = nice_ticks(1.12 * max(speed for _, speed, _ in kept))
     x = linear_scale(0, xs[-1], _QUALITY.across)
     y_label: Callable[[float], str] = _tenth

@@ -56,6 +56,13 @@ def test_a_busy_machine_is_said_on_top(results: Results) -> None:
     assert page.index("The machine was busy when this run began (load 11 on 2 cores)") < page.index('class="headline"')
 
 
+def test_quality_is_not_drawn_where_all_are_exact(results: Results) -> None:
+    assert "Speed against quality" in render_page(results)
+    for row in results.rows:
+        row.min_cosine = None if row.min_cosine is None else 1.0
+    assert "Speed against quality" not in render_page(results)
+
+
 def test_results_of_the_first_format_are_read(results: Results, tmp_path: Path) -> None:
     file = tmp_path / "old.json"
     file.write_text(to_json(results), encoding="utf-8")
