@@ -189,8 +189,8 @@ def _target(checkpoint: str, output: Path | None, options: ExportOptions, *, sev
     name = default_output(checkpoint, options)
     if output is None:
         return name
-    if output.is_dir():
-        return output / name.name
+    if output.is_dir() or (several and not output.suffix and not output.exists()):
+        return output / name.name  # a folder that is not there yet is made
     if several:
         raise ExportError(f"several precisions are several files: -o must name a folder, and {output} is none")
     return output

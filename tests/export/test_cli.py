@@ -131,11 +131,11 @@ class TestOutput:
         assert f"on {manifest.parity['texts']} texts of up to 8 tokens" in result.stdout
 
     def test_several_precisions(self, folder: Path, make_checkpoint: MakeCheckpoint) -> None:
-        flags = ("--int8", "--fp32", "--fp16", "--target", "none", "--min-cosine", "0.5")
+        flags = ("--int8", "--fp32", "--fp16", "--target", "none", "--min-cosine", "0.5", "-o", "new")
         result = invoke(make_checkpoint(), *SHORT, *flags)
         assert result.exit_code == 0, result.output
-        names = {"tiny-bert.onnx": "fp32", "tiny-bert.int8.onnx": "int8", "tiny-bert.plan": "fp16"}
-        assert sorted(path.name for path in folder.iterdir()) == sorted(names)
+        names = {"new/tiny-bert.onnx": "fp32", "new/tiny-bert.int8.onnx": "int8", "new/tiny-bert.plan": "fp16"}
+        assert sorted(f"new/{path.name}" for path in (folder / "new").iterdir()) == sorted(names)
         assert [line.split()[0] for line in result.stdout.splitlines() if line[0] != " "] == list(names)
         steps = [line.split()[0] for line in result.stderr.splitlines()]
         assert (steps.count("load"), steps.count("reference"), steps.count("verify")) == (1, 1, 3)
