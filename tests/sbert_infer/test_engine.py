@@ -118,7 +118,7 @@ def test_more_texts_than_one_window_keep_their_order(
         ({"a", "b"}, "got set"),
         (frozenset("ab"), "got frozenset"),
         ({"a": 1}.keys(), "got dict_keys"),
-        (np.array("one text"), "ndarray with 0"),
+        (np.array(1.0), "got float"),
         (np.array([["a", "b"]]), "ndarray with 2"),
         (np.array([1.0]), "text 0 must be a str, got float"),
     ],
