@@ -20,11 +20,12 @@ from sbert_infer.opening import Compute
 EXAMPLES = """\b
 Examples:
   sbert-embed corpus.txt model.onnx -o vectors.parquet      a text on each line
-  sbert-embed corpus.parquet model.onnx -o vectors.parquet --text-column body --id-column doc_id
-  sbert-embed 'shards/*.jsonl.gz' model.int8.onnx -o vectors.npy --columns ''
-  sbert-embed corpus.txt sentence-transformers/all-MiniLM-L6-v2 -o vectors.npy
-  zcat dump.gz | sbert-embed - model.onnx -o vectors.jsonl --input-format jsonl
-  sbert-embed new.parquet model.onnx -o new_vectors.parquet --columns text --reuse vectors.parquet
+  sbert-embed corpus.parquet model.onnx -o by_id.parquet --text-column body --id-column doc_id
+  sbert-embed 'shards/*.jsonl.gz' model.int8.onnx -o shards.npy --columns ''
+  sbert-embed corpus.txt sentence-transformers/all-MiniLM-L6-v2 -o minilm.npy
+  zcat dump.gz | sbert-embed - model.onnx -o dump.jsonl --input-format jsonl
+  sbert-embed old.parquet model.onnx -o old_vectors.parquet --columns text
+  sbert-embed new.parquet model.onnx -o new_vectors.parquet --columns text --reuse old_vectors.parquet
   sbert-embed corpus.tsv model.onnx -o bits.parquet --no-header --text-column 2 --precision ubinary
 
 The output appears when it is complete. Until then it grows in OUTPUT.parts: after a crash, a full disk or Ctrl-C
