@@ -78,7 +78,7 @@ _NAMES = click.Choice(["text", "jsonl", "csv", "tsv", "parquet"])
     type=click.Choice(get_args(Verify)),
     default="once",
     show_default=True,
-    help="Compare vectors of this machine with the eager model's, which ARTIFACT holds for some texts.",
+    help="Compare vectors of this machine with the eager model's, which MODEL holds for some texts.",
 )
 @click.option(
     "--compute",
