@@ -45,7 +45,9 @@ _COUNT = click.IntRange(min=1)
 @click.argument("artifact", type=_FILE)
 @click.argument("target", required=False)
 @click.option("--device", metavar="NAME", help="Where to run ARTIFACT: cpu, cuda or cuda:1. [the best there is]")
-@click.option("--min-cosine", type=click.FloatRange(0, 1), help="Lowest cosine of TARGET that is right. [by the precision]")
+@click.option(
+    "--min-cosine", type=click.FloatRange(0, 1), help="Lowest cosine of TARGET that is right. [by the precision]"
+)
 @click.option("--prompt-name", metavar="NAME", help="Prompt that TARGET put before each text. [the default one]")
 @click.option("--prompt", metavar="TEXT", help="The prompt itself; '' for none.")
 @click.option("--normalize", is_flag=True, help="TARGET scales vectors to length 1.")
