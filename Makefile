@@ -122,10 +122,8 @@ BENCH = $(BIN)/sbert-bench --rivals-python $(RIVALS)/bin/python --markdown
 
 bench: setup $(RIVALS)/.installed ## rerun the README's tables: all rivals, short and long texts (an hour, quiet machine)
 	test -d $(BASE) || $(BIN)/python -m sbert_infer.bench.base_model "$$($(MINILM))" $(BASE)
-	$(BENCH) "$$($(MINILM))" --workload short --num-texts 1000 --json bench.json --html bench-report.html
-	$(BENCH) "$$($(MINILM))" --workload long --num-texts 100 --json bench-long.json --html bench-long-report.html
-	$(BENCH) $(BASE) --workload short --num-texts 150 --json bench-base.json --html bench-base-report.html
-	$(BENCH) $(BASE) --workload long --num-texts 20 --json bench-base-long.json --html bench-base-long-report.html
+	$(BENCH) "$$($(MINILM))" --workload short:300 --workload long:60 --json bench.json --html bench-report.html
+	$(BENCH) $(BASE) --workload short:60 --workload long:12 --rounds 3 --json bench-base.json --html bench-base-report.html
 
 # The servers write to files, and end with this recipe.
 bench-serve: setup $(RIVALS)/.installed ## sbert-serve under load, against infinity and a plain FastAPI server (quiet machine)

@@ -27,7 +27,7 @@ EXAMPLES = """\b
 Examples:
   sbert-bench model.onnx                           against eager PyTorch (from model/) and what is installed
   sbert-bench model/                               exports FP32 and int8 first, and measures both
-  sbert-bench model.onnx model.int8.onnx --workload short --workload long
+  sbert-bench model.onnx model.int8.onnx --workload short:300 --workload long:60
   sbert-bench model.onnx --texts mine.txt --latency --html report.html
   sbert-bench model.onnx --sts sts-test.tsv --json today.json
   sbert-bench model.onnx --only-quality --sts STS12.jsonl --sts STS13.jsonl --beir scifact/
@@ -90,7 +90,7 @@ _LATENCY_TEXTS = 100
 def run(
     sources: tuple[str, ...],
     checkpoint: str | None,
-    workloads: tuple[str, ...],
+    workloads: tuple[tuple[str, int | None], ...],
     texts_file: Path | None,
     num_texts: int,
     latency: bool,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -28,11 +28,22 @@ _LINE_S = 30.0  # between two lines where there is no terminal
 Command = TypeVar("Command", bound=Callable[..., object])
 
 
+class _Workload(click.ParamType[tuple[str, int | None]]):
+    """A kind of texts and, after a colon, how many of them."""
+
+    name = "KIND[:COUNT]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int | None]:
+        kind, colon, count = str(value).partition(":")
+        kind = click.Choice(list(WORKLOADS))(kind, param, ctx)
+        return kind, click.IntRange(min=1)(count, param, ctx) if colon else None
+
+
 def text_options(command: Command) -> Command:
     """Add the options that choose texts: the arguments of `make_workloads` but for the seed."""
-    kinds = click.Choice(list(WORKLOADS))
+    kinds = f"Kind of texts, repeatable: {', '.join(WORKLOADS)}; 'long:60' makes 60 of them. [mixed]"
     options = [
-        click.option("--workload", "workloads", multiple=True, type=kinds, help="Kind of texts; repeatable. [mixed]"),
+        click.option("--workload", "workloads", multiple=True, type=_Workload(), help=kinds),
         click.option("--texts", "texts_file", type=FILE, help="Your own texts instead, one per line."),
         click.option(
             "--num-texts", type=click.IntRange(min=1), default=500, show_default=True, help="Texts per workload."
@@ -43,13 +54,15 @@ def text_options(command: Command) -> Command:
     return command
 
 
-def make_workloads(names: tuple[str, ...], file: Path | None, num_texts: int, seed: int) -> dict[str, tuple[str, ...]]:
-    """Make the texts of each workload asked for, or read those of a file."""
-    if file is not None and names:
+def make_workloads(
+    kinds: tuple[tuple[str, int | None], ...], file: Path | None, num_texts: int, seed: int
+) -> dict[str, tuple[str, ...]]:
+    """Make the texts of each workload asked for (kind, count), or read those of a file."""
+    if file is not None and kinds:
         raise WorkloadError("--texts takes the place of --workload: give one of them")
     if file is not None:
         return {file.stem: read_workload(file, num_texts)}
-    return {name: make_workload(name, num_texts, seed) for name in names or ("mixed",)}
+    return {kind: make_workload(kind, count or num_texts, seed) for kind, count in kinds or [("mixed", None)]}
 
 
 @contextmanager

@@ -87,12 +87,12 @@ def stage(model: ir.Model, draft: Manifest, tokenizer_json: str, target: Path) -
     target = Path(os.path.realpath(target))
     with ExitStack() as stack:
         with _blaming(target):
-            _remove_stale(target)
             file = stack.enter_context(staged(target))
             if weight_bytes(model) > MAX_PROTOBUF_BYTES:
                 folder = stack.enter_context(staging_folder(target))
                 artifact = _write_large(model, draft, tokenizer_json, file, folder)
             else:
+                _remove_stale(target)
                 artifact = _write(model, draft, tokenizer_json, file)
         yield artifact
 

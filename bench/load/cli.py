@@ -82,7 +82,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @click.version_option(__version__)
 def load(
     sources: tuple[str, ...],
-    workloads: tuple[str, ...],
+    workloads: tuple[tuple[str, int | None], ...],
     texts_file: Path | None,
     num_texts: int,
     seed: int,

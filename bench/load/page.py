@@ -26,7 +26,10 @@ def render_load_page(results: LoadResults) -> str:
     most = {name: results.row(name, SATURATION) for name in results.names}
     compared = "".join(f"<p>{escape(line)}</p>" for line in comparison_lines(results))
     parts = [
-        headline((f"{row.texts_per_s:,.0f}", name, "correct texts/s at most") for name, row in most.items() if row),
+        headline(
+            ((f"{row.texts_per_s:,.0f}", name, "correct texts/s at most") for name, row in most.items() if row),
+            results.stamp,
+        ),
         legend({name: _SERVER_COLOURS[place % COLOURS] for place, name in enumerate(results.names)}),
         f"<section>{compared}</section>" if compared else "",
         section(

@@ -77,8 +77,10 @@ def section(heading: str, *parts: str) -> str:
     return "\n".join([f"<section>\n<h2>{escape(heading)}</h2>", *parts, "</section>"])
 
 
-def headline(figures: Iterable[tuple[str, str, str]]) -> str:
-    """Render large figures, each with two lines below it."""
+def headline(figures: Iterable[tuple[str, str, str]], stamp: Mapping[str, Any]) -> str:
+    """Render large figures, each with two lines below it; none of a run on a busy machine."""
+    if busy_warning(stamp):
+        return ""
     boxes = (
         f"<div><b>{escape(figure)}</b><span>{escape(first)}<br>{escape(second)}</span></div>"
         for figure, first, second in figures

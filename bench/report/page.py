@@ -24,7 +24,7 @@ def render_page(results: Results) -> str:
         if any(facts.own_peaks for facts in results.workloads):
             lines.append("of own peak: the same, of a product in the type that the contestant runs in")
     parts = [
-        headline(_figures(results)),
+        headline(_figures(results), results.stamp),
         legend({_LEGEND[kind]: f"var(--{kind})" for kind in shown}),
         *(_section(name, line, results.of(name), results.noun) for name, line in describe_sections(results).items()),
         measured_on(lines),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from sbert_infer.engine import Engine
 from sbert_infer.integrations.opening import Model, missing, open_engine, written_down
@@ -16,16 +16,14 @@ except ImportError as error:
     raise missing(error, "haystack-ai") from error
 
 
-@component
-class SbertTextEmbedder:
-    """Embeds a query, with the model's prompt for queries.
+Component = TypeVar("Component", bound="_Embedder")
 
-    `model` is an `Engine`, or what one opens, with its keyword options.
-    """
 
-    def __init__(self, model: Model, **options: Any) -> None:
-        self.model = model
-        self.options = options
+class _Embedder:
+    """What both components have: an engine, opened when it is first needed."""
+
+    model: Model
+    options: dict[str, Any]
 
     @property
     def engine(self) -> Engine:
@@ -35,6 +33,24 @@ class SbertTextEmbedder:
     def warm_up(self) -> None:
         """Open the engine."""
         _ = self.engine
+
+    @classmethod
+    def from_dict(cls: type[Component], data: dict[str, Any]) -> Component:
+        """Make the component of what `to_dict` returned."""
+        made: Component = default_from_dict(cls, data)
+        return made
+
+
+@component
+class SbertTextEmbedder(_Embedder):
+    """Embeds a query, with the model's prompt for queries.
+
+    `model` is an `Engine`, or what one opens, with its keyword options.
+    """
+
+    def __init__(self, model: Model, **options: Any) -> None:
+        self.model = model
+        self.options = options
 
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, Any]:
@@ -50,15 +66,9 @@ class SbertTextEmbedder:
         """Write the path and the options down."""
         return dict(default_to_dict(self, model=written_down(self.model), **self.options))
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> SbertTextEmbedder:
-        """Make the component of what `to_dict` returned."""
-        made: SbertTextEmbedder = default_from_dict(cls, data)
-        return made
-
 
 @component
-class SbertDocumentEmbedder:
+class SbertDocumentEmbedder(_Embedder):
     """Embeds documents, with the model's prompt for documents.
 
     `model` is an `Engine`, or what one opens, with its keyword options. The fields of `meta` that
@@ -76,15 +86,6 @@ class SbertDocumentEmbedder:
         self.meta_fields_to_embed = list(meta_fields_to_embed)
         self.embedding_separator = embedding_separator
         self.options = options
-
-    @property
-    def engine(self) -> Engine:
-        """The engine, opened when it is first needed."""
-        return open_engine(self.model, self.options)
-
-    def warm_up(self) -> None:
-        """Open the engine."""
-        _ = self.engine
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, Any]:
@@ -105,9 +106,3 @@ class SbertDocumentEmbedder:
         """Write the path and the options down."""
         own = {"meta_fields_to_embed": self.meta_fields_to_embed, "embedding_separator": self.embedding_separator}
         return dict(default_to_dict(self, model=written_down(self.model), **own, **self.options))
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> SbertDocumentEmbedder:
-        """Make the component of what `to_dict` returned."""
-        made: SbertDocumentEmbedder = default_from_dict(cls, data)
-        return made

@@ -49,11 +49,14 @@ def test_quality_is_shown_to_four_digits(results: Results) -> None:
     assert {"sts <test> Spearman", "0.8203", "0.8000", "0.6451"} <= set(page.texts)
 
 
-def test_a_busy_machine_is_said_on_top(results: Results) -> None:
-    assert "was busy" not in render_page(results)
+def test_a_busy_machine_is_said_on_top_and_nothing_is_boasted_of(results: Results) -> None:
+    quiet = render_page(results)
+    assert "was busy" not in quiet
+    assert 'class="headline"' in quiet
     results.stamp["load_average"] = 11.0
-    page = render_page(results)
-    assert page.index("The machine was busy when this run began (load 11 on 2 cores)") < page.index('class="headline"')
+    busy = render_page(results)
+    assert busy.index("The machine was busy when this run began (load 11 on 2 cores)") < busy.index('class="legend"')
+    assert 'class="headline"' not in busy
 
 
 def test_quality_is_not_drawn_where_all_are_exact(results: Results) -> None:
