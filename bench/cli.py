@@ -26,7 +26,7 @@ from sbert_infer.bench.errors import BenchError, ResultsError
 EXAMPLES = """\b
 Examples:
   sbert-bench model.onnx                           against eager PyTorch (from model/) and what is installed
-  sbert-bench model/                               exports FP32 and int8 first, and measures both
+  sbert-bench model/                               exports FP32, int8 and, where it runs, BF16 first, and measures all
   sbert-bench model.onnx model.int8.onnx --workload short:300 --workload long:60
   sbert-bench model.onnx --texts mine.txt --latency --html report.html
   sbert-bench model.onnx --sts sts-test.tsv --json today.json
