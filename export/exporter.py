@@ -58,7 +58,8 @@ def export_all(
     """Export `source` to several artifacts, whose options differ in the precision only.
 
     The checkpoint is loaded once, and the eager model runs once. Yields each artifact's path and
-    manifest when it has been written; one that fails raises, and those before it stay.
+    manifest when it has been written. A precision that is too coarse costs only its own file: the
+    `ParityError` comes after the others.
     """
     for target, options in wanted:
         check_target(target, options.force)
@@ -81,11 +82,19 @@ def export_all(
             stack.enter_context(writer.watch(cast(SentenceEncoder, model).reference))
         model.expect(progress)
     graphs = _Graphs(model)
+    refused: list[ParityError] = []
     for target, options in wanted:
-        if options.fp16:
-            yield target, plan_writers[target].write(cast(SentenceEncoder, model), target)  # others refuse FP16
+        try:
+            if options.fp16:
+                manifest = plan_writers[target].write(cast(SentenceEncoder, model), target)  # others refuse FP16
+            else:
+                manifest = _write_onnx(model, graphs, options, target, step)
+        except ParityError as error:
+            refused.append(error)
         else:
-            yield target, _write_onnx(model, graphs, options, target, step)
+            yield target, manifest
+    if refused:
+        raise refused[0] if len(refused) == 1 else ParityError("\n".join(map(str, refused)))
 
 
 def _export_routes(

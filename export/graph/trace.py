@@ -18,6 +18,7 @@ from sbert_infer.artifact.manifest import SENTENCE, SPARSE, TOKENS
 from sbert_infer.artifact.onnx_file import PRODUCER
 from sbert_infer.errors import ExportError
 from sbert_infer.export.checkpoint.checkpoint import Checkpoint
+from sbert_infer.export.graph.buckets import tabulated_buckets
 from sbert_infer.export.graph.constants import share_equal_constants
 from sbert_infer.export.graph.cuda_rewrites import tune_for_cuda
 from sbert_infer.export.graph.fuse import fuse
@@ -167,16 +168,17 @@ def _export(
     outputs: Sequence[str],
 ) -> ir.Model:
     try:
-        program = torch.onnx.export(
-            module,
-            kwargs=inputs,
-            dynamic_shapes=shapes,
-            input_names=list(inputs),
-            output_names=list(outputs),
-            opset_version=OPSET,
-            dynamo=True,
-            verbose=False,
-        )
+        with tabulated_buckets(module, _longest(checkpoint)):
+            program = torch.onnx.export(
+                module,
+                kwargs=inputs,
+                dynamic_shapes=shapes,
+                input_names=list(inputs),
+                output_names=list(outputs),
+                opset_version=OPSET,
+                dynamo=True,
+                verbose=False,
+            )
     except Exception as error:
         raise ExportError(f"{checkpoint.model_type}: torch can't export this model: {_cause(error)}") from error
     assert program is not None  # noqa: S101  # None only when a path is given

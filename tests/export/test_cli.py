@@ -149,12 +149,15 @@ class TestOutput:
         with Engine("alone.onnx", on_truncate="ignore") as engine:
             assert (engine.encode(TEXTS) == vectors[0]).all()
 
-    def test_what_was_written_before_a_refusal_stays(self, folder: Path, make_checkpoint: MakeCheckpoint) -> None:
-        result = invoke(make_checkpoint(), *SHORT, "--int8", "--fp32", "--min-cosine", "0.99999")
+    def test_a_refusal_costs_only_its_own_file(self, folder: Path, make_checkpoint: MakeCheckpoint) -> None:
+        flags = ("--fp32", "--int8", "--fp16", "--target", "none", "--min-cosine", "0.99999")
+        result = invoke(make_checkpoint(), *SHORT, *flags)
         assert result.exit_code == 1
+        assert "8 bits are too few for this model" in result.stderr
         assert "the lowest cosine to the reference is 0." in result.stderr
-        assert result.stdout.startswith("tiny-bert.onnx")
-        assert [path.name for path in folder.iterdir()] == ["tiny-bert.onnx"]
+        written = ["tiny-bert.onnx", "tiny-bert.plan"]  # the second one after the refusal
+        assert [line.split()[0] for line in result.stdout.splitlines() if line[0] != " "] == written
+        assert sorted(path.name for path in folder.iterdir()) == written
 
     def test_quiet(self, folder: Path, make_checkpoint: MakeCheckpoint) -> None:
         assert invoke(make_checkpoint(), *SHORT, "--quiet").output == ""
