@@ -280,6 +280,20 @@ def test_files_that_can_not_be_compared(plain_onnx: Path, tmp_path: Path) -> Non
         done = CliRunner().invoke(main, [str(plain_onnx), str(path)])
         assert done.exit_code == 1
         assert said in done.stderr
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(texts), encoding="utf-8")
+    number = tmp_path / "number.npy"
+    np.save(number, np.float32(1))
+    for name, content, said in (
+        ("empty.npy", b"", "no readable Parquet or .npy"),
+        ("junk.npy", b"junk", "no readable Parquet or .npy"),
+        ("short.npy", number.read_bytes()[:-1], "no readable Parquet or .npy"),
+        ("number.npy", number.read_bytes(), "no vectors"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(content)
+        done = CliRunner().invoke(main, [str(plain_onnx), str(path), "--texts", str(corpus)])
+        assert (done.exit_code, said in done.stderr) == (1, True), done.output
     assert CliRunner().invoke(main, [str(plain_onnx), str(bits), "--embedding-column", "v"]).exit_code == 1
 
 
