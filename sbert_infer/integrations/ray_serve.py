@@ -92,6 +92,8 @@ def _settings(options: Options) -> Settings:
     path = model.path.absolute() if model.path.exists() else model.path  # a replica has another working folder
     if "otlp_endpoint" in options.settings:
         raise EngineError("traces are not sent from Ray Serve: leave out otlp_endpoint")
+    if options.settings.get("compute") is not None:
+        raise EngineError("what sbert-tune chose is for one machine, all of which a replica has not: leave out compute")
     workers = None if options.num_gpus else max(1, math.ceil(options.num_cpus))
     return Settings(models=(replace(model, path=path),), workers=workers, **options.settings)
 

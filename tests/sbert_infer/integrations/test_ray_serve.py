@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from sbert_infer import Engine
+from sbert_infer import Engine, EngineError
 from sbert_infer.errors import DeadlineError, WorkerError
 from sbert_infer.integrations.ray_serve import EnoughReplicas, Gateway, app
 from sbert_infer.serve.settings import Settings
@@ -241,6 +241,9 @@ def test_unknown_arguments_are_refused() -> None:
     pytest.importorskip("fastapi", reason="Ray Serve is not installed")
     with pytest.raises(msgspec.ValidationError, match="replicas"):
         app({"model": "model.onnx", "replicas": 3})
+    for setting, value in (("compute", "auto"), ("otlp_endpoint", "http://127.0.0.1:4318")):
+        with pytest.raises(EngineError, match=f"leave out {setting}"):
+            app({"model": "model.onnx", "settings": {setting: value}})
 
 
 @pytest.mark.parametrize(
