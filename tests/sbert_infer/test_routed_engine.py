@@ -118,9 +118,11 @@ def test_each_route_is_checked_by_itself(path: Path, engine: Engine) -> None:
     (part,) = open_routes(engine.artifact).values()
     assert part.sha256
     assert part.sha256 != engine.artifact.sha256
-    with Engine(path, verify="never") as unchecked:
-        verdicts = {unchecked.for_task(task).info["verified"]["verdict"] for task in ("query", "document")}
-    assert verdicts == {"not checked"}
+    checks: list[tuple[Any, str]] = [("always", "right"), ("never", "not checked")]
+    for when, verdict in checks:
+        with Engine(path, verify=when) as opened:
+            verdicts = {opened.for_task(task).info["verified"]["verdict"] for task in ("query", "document")}
+        assert verdicts == {verdict}
 
 
 def test_sbert_verify_runs_every_route(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
