@@ -257,6 +257,11 @@ class BaseEngine(ModuleInterface):
         pipeline.backend = backend
         return before
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._pipeline is None
+
     def close(self) -> None:
         """Stop the workers and free the model. A second call does nothing."""
         pipeline, self._pipeline = self._pipeline, None

@@ -19,7 +19,7 @@ from sbert_infer.encode.multi_vector import MultiVectorOutput
 from sbert_infer.encode.options import EncodeOptions, Pool, check_running, given
 from sbert_infer.encode.output import Output, Window
 from sbert_infer.encode.results import progress_bar
-from sbert_infer.encode.signatures import AFTER_PROMPT, typed_as_encode
+from sbert_infer.encode.signatures import AFTER_POOL, AFTER_PROMPT, typed_as_encode
 from sbert_infer.encode.sparse import SparseOutput
 from sbert_infer.encode.tokens import TokensOutput, encode_features
 from sbert_infer.routed_engine import RoutedEngine
@@ -364,9 +364,10 @@ class Engine(SparseMethods, RoutedEngine):
     truncate_sentence_embeddings = truncate_embeddings
 
     def encode_multi_process(self, sentences: Iterable[str], pool: Pool, *args: Any, **options: Any) -> Any:
-        """Encode texts: the old name of `encode(pool=...)`."""
-        names = ("prompt_name", "prompt", "batch_size", "chunk_size", "show_progress_bar", "precision")
-        return self.encode(sentences, pool=pool, **dict(zip(names, args, strict=False)), **options)
+        """Encode texts: the old name of `encode(pool=...)`, with its arguments in another order."""
+        if len(args) > len(AFTER_POOL):
+            raise TypeError(f"encode_multi_process takes at most {2 + len(AFTER_POOL)} positional arguments")
+        return self.encode(sentences, pool=pool, **dict(zip(AFTER_POOL, args, strict=False)), **options)
 
     def _output(self, options: EncodeOptions) -> Output:
         """Return the kind of output that `options` ask for; refuse options it does not support."""

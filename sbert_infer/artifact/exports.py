@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import logging
 import os
 import re
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -36,6 +38,7 @@ _MISSING = "No such file or folder: give a file of sbert-export, a checkpoint's 
 _READ = {".json", ".txt", ".model", ".safetensors", ".bin", ".pt", ".metadata", ".py"}
 # Folders with other exports of the same model, and earlier states of its training.
 _NOT_READ = re.compile(r"onnx$|openvino$|checkpoint-|\.")
+_ADAPTER = "adapter_config.json"
 
 logger = logging.getLogger(__name__)
 
@@ -110,13 +113,32 @@ def _commit(model: HubModel) -> str:
 
 def _content(folder: Path) -> str:
     """Return a hash of the files of a checkpoint that an export may read."""
+    files = list(_files_to_read(folder))
+    for name, file in tuple(files):
+        if file.name == _ADAPTER and (base := _base_of(file)) is not None:
+            files += ((f"{name}: {there}", of_base) for there, of_base in _files_to_read(base))
     digest = hashlib.sha256()
+    for name, file in files:
+        with file.open("rb") as content:
+            digest.update(f"{name}\n{sha256(content)}\n".encode())
+    return digest.hexdigest()
+
+
+def _files_to_read(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a folder that an export may read, each with its name there."""
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder)
         if file.suffix in _READ and file.is_file() and not _NOT_READ.match(name.parts[0]):
-            with file.open("rb") as content:
-                digest.update(f"{name.as_posix()}\n{sha256(content)}\n".encode())
-    return digest.hexdigest()
+            yield name.as_posix(), file
+
+
+def _base_of(adapter: Path) -> Path | None:
+    """Return the folder of the model whose weights an adapter changes; None for one on the hub."""
+    try:
+        base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
+        return Path(base) if base and Path(base).is_dir() else None
+    except (ValueError, KeyError, TypeError):  # the export will say what is wrong
+        return None
 
 
 def _file(folder: Path, version: str, precision: str) -> Path:

@@ -29,7 +29,7 @@ from sbert_infer.encode.output import Window
 from sbert_infer.encode.pipeline import WINDOW_TEXTS
 from sbert_infer.encode.precision import reduce_precision
 from sbert_infer.engine import Engine
-from sbert_infer.errors import EmbedError
+from sbert_infer.errors import EmbedError, TextError
 
 Item = TypeVar("Item")
 Array = npt.NDArray[np.float32]
@@ -107,6 +107,8 @@ def _embed_parts(job: Job, journal: Journal, engine: Engine, progress: Progress,
         for vectors, stats in _vectors(job, engine, expected(), journal.folder, progress):
             progress.tokens += stats.tokens
             writer.add(vectors, stats)
+    except TextError as error:
+        raise EmbedError(f"{writer.place_of(error.index)}: the model gives NaN or infinity for this text") from error
     finally:
         writer.finish()
     if failures:
@@ -131,9 +133,12 @@ def _vectors(
         reused = len(texts) - len(missing)
         progress.skip(reused)
         stats = PartStats(reused, reused=reused)
-        for window in job.vectors.windows(engine, [texts[index] for index in missing], progress.add):
-            vectors[missing[window.start : window.start + len(window.vectors)]] = window.vectors
-            stats += _stats(window)
+        try:
+            for window in job.vectors.windows(engine, [texts[index] for index in missing], progress.add):
+                vectors[missing[window.start : window.start + len(window.vectors)]] = window.vectors
+                stats += _stats(window)
+        except TextError as error:  # names the text by its place among the missing ones
+            raise TextError(str(error), int(missing[error.index]), not_finite=error.not_finite) from error
         yield vectors, stats
 
 
@@ -186,6 +191,12 @@ class _PartWriter:
         growing.stats += stats
         if growing.stats.texts == len(growing.part.texts):
             self._complete(self._waiting.popleft())
+
+    def place_of(self, index: int) -> str:
+        """Name the row of a text in the first window that waits, given its place in this run."""
+        part = next(growing.part for growing in self._waiting if growing.part.texts)
+        row, rows = index % WINDOW_TEXTS, part.carried()
+        return f"{rows.column_names[0]} {rows.column(0)[row].as_py()}, {part.texts[row]!r:.60}"
 
     def finish(self) -> None:
         """Write all that is complete, and wait until it is on disk."""

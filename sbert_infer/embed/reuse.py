@@ -125,7 +125,7 @@ def _checked(path: Path, wanted: Origin) -> EarlierOutput:
     rows = path.with_name(path.name + _ROWS_SUFFIX) if path.suffix.lower() == ".npy" else path
     try:
         origin, metadata = read_origin(rows), pq.read_metadata(rows)
-        separate = np.load(path, mmap_mode="r") if rows != path else None
+        separate = np.lib.format.open_memmap(path, "r") if rows != path else None
     except (pa.ArrowInvalid, ValueError) as error:
         raise EmbedError(f"--reuse {path}: {error}") from error
     if origin is None:

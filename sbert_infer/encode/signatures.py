@@ -21,6 +21,11 @@ AFTER_PROMPT = (
     *("batch_size", "show_progress_bar", "output_value", "precision", "convert_to_numpy", "convert_to_tensor"),
     *("device", "normalize_embeddings", "truncate_dim", "pool", "chunk_size"),
 )
+# Those of `encode_multi_process` after the pool, in its order.
+AFTER_POOL = (
+    *("prompt_name", "prompt", "batch_size", "chunk_size", "show_progress_bar"),
+    *("precision", "normalize_embeddings", "truncate_dim"),
+)
 Texts = str | Iterable[str] | None
 Sentences = Literal["sentence_embedding"]
 

@@ -28,7 +28,11 @@ def open_engine(model: Model, options: Mapping[str, Any]) -> Engine:
         engine = model
     else:
         path = os.fspath(model)
-        engine = _opened(path, json.dumps(dict(options), sort_keys=True), _state(Path(path)))
+        key = path, json.dumps(dict(options), sort_keys=True), _state(Path(path))
+        engine = _opened(*key)
+        if engine.is_closed:  # by someone who had it from here
+            _opened.cache_clear()
+            engine = _opened(*key)
     if engine.manifest.kind != ENCODER:
         raise EngineError(f"{engine.manifest.name} is a {engine.manifest.kind}, not a model of one vector per text")
     return engine

@@ -39,6 +39,9 @@ Vectors = npt.NDArray[np.float32]
 _TRIES = 3  # replicas that a request is sent to; a text that kills them all must not go on for ever
 _PAUSE_S = 0.1  # before the second try
 _QUEUED_TOKENS = "queued_tokens"
+# What a gateway holds of all bodies together: as much as a server does (`serve.http.body_memory`).
+_HELD_BODIES, _LEAST_HELD_BYTES = 8, 128 * 2**20
+_ALWAYS_BYTES = 64 * 2**10  # for an ordinary request, however much large ones hold
 # Of one replica, whichever gets the request: they would say nothing about the others.
 _OF_ONE_REPLICA = frozenset({("GET", "/"), ("GET", "/metrics"), ("GET", "/metrics/history"), ("POST", "/admin/reload")})
 
@@ -92,6 +95,8 @@ def _settings(options: Options) -> Settings:
     path = model.path.absolute() if model.path.exists() else model.path  # a replica has another working folder
     if "otlp_endpoint" in options.settings:
         raise EngineError("traces are not sent from Ray Serve: leave out otlp_endpoint")
+    if options.settings.get("compute") is not None:
+        raise EngineError("what sbert-tune chose is for one machine, all of which a replica has not: leave out compute")
     workers = None if options.num_gpus else max(1, math.ceil(options.num_cpus))
     return Settings(models=(replace(model, path=path),), workers=workers, **options.settings)
 
@@ -209,20 +214,25 @@ class Gateway:
 
     def __init__(self, replicas: Any, settings: Settings) -> None:
         self._replicas, self._settings = replicas, settings
+        self._held_bytes = 0  # of bodies that are being read or passed on
 
     async def __call__(self, request: Request) -> Response:
         """Pass on a request over HTTP."""
         path = request.scope["path"].removeprefix(request.scope.get("root_path", "").rstrip("/"))
         if (request.method, path) in _OF_ONE_REPLICA:
             return respond(Problem("not_found", "each replica has its own: see Ray's dashboard and metrics"), path)
-        body = await _read(request, self._settings.max_body_bytes)
-        headers = [(bytes(name), bytes(value)) for name, value in request.scope["headers"]]
-        passed = HttpRequest(request.method, path, request.scope["query_string"], headers, body)
+        body, headers = bytearray(), [(bytes(name), bytes(value)) for name, value in request.scope["headers"]]
         try:
-            status, headers, body = await self._call("http", passed)
+            await self._read(request, body)
+            passed = HttpRequest(request.method, path, request.scope["query_string"], headers, bytes(body))
+            status, headers, answer = await self._call("http", passed)
+        except Problem as problem:
+            return respond(problem, path)
         except SbertInferError as error:
             return respond(problem_of(error), path)
-        response = Response(body, status)
+        finally:
+            self._held_bytes -= len(body)
+        response = Response(answer, status)
         response.raw_headers = headers
         return response
 
@@ -233,6 +243,22 @@ class Gateway:
         """
         vectors: Vectors = await self._call("embed", texts, **options)
         return vectors
+
+    async def _read(self, request: Request, body: bytearray) -> None:
+        """Read into `body`.
+
+        One that is too large is cut right behind the limit: a replica refuses it.
+        """
+        most = self._settings.max_body_bytes
+        room = max(_LEAST_HELD_BYTES, _HELD_BODIES * most)
+        async for chunk in request.stream():
+            piece = chunk[: most + 1 - len(body)]
+            body += piece
+            self._held_bytes += len(piece)
+            if self._held_bytes > room and len(body) > _ALWAYS_BYTES:
+                raise Problem("overloaded", "too many large requests at once: try again later", retry_after_s=1.0)
+            if len(body) > most:
+                break
 
     async def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of any replica; if it dies meanwhile, of another one."""
@@ -251,13 +277,3 @@ class Gateway:
             except RayActorError:  # noqa: PERF203  it died or can't be reached, which is rare
                 await asyncio.sleep(_PAUSE_S * 2**attempt)
         raise WorkerError(f"{_TRIES} replicas in turn died with this request: see their logs", 1.0)
-
-
-async def _read(request: Request, most: int) -> bytes:
-    """Read the body. One that is too large is cut right behind the limit: a replica refuses it."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk[: most + 1 - len(body)]
-        if len(body) > most:
-            break
-    return bytes(body)

@@ -63,7 +63,7 @@ class SentenceEncoder(TransformerMixin, BaseEstimator):
 
     def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[np.object_]:
         """Return the names of the dimensions, for `set_output`."""
-        dim = self.truncate_dim or self.engine.get_embedding_dimension()
+        dim = self.engine.resolve_dim(self.truncate_dim)
         return np.array([f"sentenceencoder{index}" for index in range(dim)], dtype=object)
 
     def __sklearn_is_fitted__(self) -> bool:

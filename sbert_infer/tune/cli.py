@@ -63,8 +63,9 @@ def main(artifacts: tuple[str, ...], as_json: bool, **options: Any) -> None:
         click.echo("\ninterrupted: nothing was remembered", err=True)
         sys.exit(130)
     except (SbertInferError, OSError) as error:
-        message = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else " ".join(str(error).split())
-        click.echo(f"error: {message}", err=True)
+        file = error if isinstance(error, OSError) and error.filename is not None else None
+        message = str(error) if file is None else f"{file.filename}: {file.strerror}"  # None: the network
+        click.echo(f"error: {' '.join(message.split())}", err=True)
         sys.exit(1)
     except ValueError as error:
         raise click.UsageError(str(error)) from None

@@ -14,7 +14,7 @@ import numpy as np
 
 from sbert_infer import Engine, Reranker, __version__
 from sbert_infer.artifact import open_artifact
-from sbert_infer.artifact.manifest import ENCODER, RERANKER, Artifact
+from sbert_infer.artifact.manifest import ENCODER, RERANKER, Artifact, check_one_route
 from sbert_infer.encode.self_check import RIGHT
 from sbert_infer.errors import EmbedError, SbertInferError, TextError
 from sbert_infer.verify.compare import compare
@@ -84,6 +84,8 @@ def _verify(artifact: Artifact, target: str | None, options: dict[str, Any]) -> 
     """Verify this machine and, if its vectors are right, the target."""
     if target is not None and artifact.manifest.kind != ENCODER:
         raise ValueError(f"{artifact.path} is no sentence encoder: only those can be compared with a server or a file")
+    if target is not None:
+        check_one_route(artifact, "a comparison with a server or a file")
     if target is not None and "://" not in target and not Path(target).is_file():
         raise ValueError(f"{target} is no file, and no address such as http://127.0.0.1:8080")
     opener = Reranker if artifact.manifest.kind == RERANKER else Engine

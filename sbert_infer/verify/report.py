@@ -13,6 +13,7 @@ from sbert_infer.artifact.canaries import Canaries, canaries_of
 from sbert_infer.artifact.manifest import RERANKER
 from sbert_infer.base_engine import BaseEngine
 from sbert_infer.encode.self_check import NO_CANARIES, RIGHT, WRONG, Verdict, judge, run_canaries
+from sbert_infer.engine import Engine
 from sbert_infer.similarity import cosine
 from sbert_infer.verify.compare import Comparison, Difference
 from sbert_infer.verify.texts import by_cosine
@@ -24,16 +25,27 @@ _WIDTH = 13  # of the first column
 
 
 def report_here(engine: BaseEngine) -> dict[str, Any]:
-    """Run the artifact's canaries on `engine`, and compare them with the eager model's vectors."""
+    """Run the artifact's canaries on `engine`, and compare them with the eager model's vectors.
+
+    Of a file with several routes, all are run; the report is that of the first one that is wrong.
+    """
+    reports = [_report_route(engine, HERE)]
+    if isinstance(engine, Engine):
+        routes = engine.manifest.other_routes or {}
+        reports += [_report_route(engine.for_task(task), f"{HERE}, route {task}") for task in routes]
+    return next((report for report in reports if report["verdict"] != RIGHT), reports[0])
+
+
+def _report_route(engine: BaseEngine, target: str) -> dict[str, Any]:
     canaries = canaries_of(engine.artifact)
     if canaries is None:
-        return _report(engine, HERE, Verdict(NO_CANARIES), [], [], [])
+        return _report(engine, target, Verdict(NO_CANARIES), [], [], [])
     found = run_canaries(engine.pipeline, engine.manifest, canaries)
     verdict = judge(engine.manifest, engine.device, canaries, found)
     cosines = [_lowest(result, canaries.results[row]) for row, result in found]
     texts = [_shown(canaries, row) for row, _ in found]
     alone = judge(engine.manifest, engine.device, canaries, found[len(canaries.texts) :])
-    return _report(engine, HERE, verdict, texts, cosines, _differences(verdict, alone))
+    return _report(engine, target, verdict, texts, cosines, _differences(verdict, alone))
 
 
 def report_target(engine: BaseEngine, target: str, texts: Sequence[str], bound: float, found: Comparison) -> Any:

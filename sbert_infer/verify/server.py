@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit, urlunsplit
@@ -76,7 +77,8 @@ class Server:
 
     def _ask_on(self, route: str, texts: list[str]) -> list[Any]:
         if route == _TEI:
-            return list(self._request(route, {"inputs": texts, "normalize": self._normalize, "truncate": True}))
+            rows = self._request(route, {"inputs": texts, "normalize": self._normalize, "truncate": True})
+            return rows if isinstance(rows, list) else []  # which `encode` refuses: they are too few
         self._model = self._model or self._first_model()
         body: dict[str, Any] = {"input": texts, "encoding_format": "float"}
         answer = self._request(route, {**body, "model": self._model} if self._model else body)
@@ -108,5 +110,7 @@ class Server:
             raise ServerError(message, error.code) from error
         except (URLError, OSError) as error:
             raise ServerError(f"{self._root} can't be reached: {getattr(error, 'reason', error)}") from error
+        except HTTPException as error:
+            raise ServerError(f"{self._root}{route} did not answer as HTTP does: {error}") from error
         except ValueError as error:
             raise ServerError(f"{self._root}{route} did not answer with JSON") from error

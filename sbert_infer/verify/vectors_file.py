@@ -35,8 +35,11 @@ def read_sample(
         return _of_parquet(path, count, text_column, embedding_column, texts_from)
     if texts_from is None:
         raise EmbedError(f"{path} holds no texts: name the file that it was made from with --texts")
-    vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-    return _beside(path, vectors, texts_from, text_column, count)
+    try:
+        vectors = np.lib.format.open_memmap(path, "r")
+    except ValueError as error:
+        raise EmbedError(f"{path} is no readable Parquet or .npy file: {error}") from error
+    return _beside(path, np.atleast_1d(vectors), texts_from, text_column, count)
 
 
 def _of_parquet(path: Path, count: int, text: str, embedding: str, texts_from: Path | None) -> Sample:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ from tokenizers import Tokenizer
 from sbert_infer import ArtifactError, AsyncEngine, Engine, SbertInferWarning
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.onnx_file import open_routes
+from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
 from sbert_infer.embed.embedder import Embedder
 from sbert_infer.errors import CorruptError
 from sbert_infer.export.cli import main
 from sbert_infer.export.exporter import ExportOptions, export
 from sbert_infer.export.families import family
+from sbert_infer.verify.cli import main as verify
 from tests.models.checkpoints import ODD_TEXTS, TEXTS
 from tests.models.sparse_encoders import write_routes
 
@@ -115,9 +118,32 @@ def test_each_route_is_checked_by_itself(path: Path, engine: Engine) -> None:
     (part,) = open_routes(engine.artifact).values()
     assert part.sha256
     assert part.sha256 != engine.artifact.sha256
-    with Engine(path, verify="never") as unchecked:
-        verdicts = {unchecked.for_task(task).info["verified"]["verdict"] for task in ("query", "document")}
-    assert verdicts == {"not checked"}
+    checks: list[tuple[Any, str]] = [("always", "right"), ("never", "not checked")]
+    for when, verdict in checks:
+        with Engine(path, verify=when) as opened:
+            verdicts = {opened.for_task(task).info["verified"]["verdict"] for task in ("query", "document")}
+        assert verdicts == {verdict}
+
+
+def test_sbert_verify_runs_every_route(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = OnnxBackend.run
+
+    def spoil_queries(self: OnnxBackend, *args: Any, **options: Any) -> Any:
+        found = run(self, *args, **options)
+        is_query = getattr(self._model, "part", None) is not None
+        return [rows[:, ::-1] for rows in found] if is_query else found
+
+    right = CliRunner().invoke(verify, [str(path), "--json"])
+    assert (right.exit_code, json.loads(right.stdout)["target"]) == (0, "this machine")
+    monkeypatch.setattr(OnnxBackend, "run", spoil_queries)
+    wrong = CliRunner().invoke(verify, [str(path), "--json"])
+    assert (wrong.exit_code, json.loads(wrong.stdout)["target"]) == (1, "this machine, route query")
+
+
+def test_sbert_verify_compares_no_file_with_several_routes(path: Path) -> None:
+    done = CliRunner().invoke(verify, [str(path), "http://127.0.0.1:9"])
+    assert done.exit_code == 1
+    assert "a comparison with a server or a file can't choose" in done.stderr
 
 
 def test_close(path: Path) -> None:

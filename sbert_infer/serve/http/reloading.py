@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from sbert_infer.serve.http.auth import Access
@@ -32,24 +33,24 @@ class Reloading:
         return self._models.reloading
 
     async def reload(self) -> None:
-        """Read keys and certificate, then the models: a key that was revoked ends at once.
+        """Read keys, then the certificate, then the models: a key that was revoked ends at once.
 
         What can't be read stays as it was, and ends the reload.
         """
-        try:
-            await asyncio.to_thread(self._read_secrets)
-        except (OSError, ValueError) as error:
-            message = f"nothing was reloaded: {_reason(error, self._files)}"
-            logger.error("%s", message)
-            raise Problem("reload_failed", message) from error
-        await self._models.reload(self._metrics.count_reload)
-
-    def _read_secrets(self) -> None:
+        await self._read(self._access.read, "nothing was reloaded")
         if self._certificate is not None:
-            self._certificate.read()
-        self._access.read()
+            await self._read(self._certificate.read, "neither certificate nor models were reloaded")
         if self._files:
             logger.info("read again: %s", ", ".join(file.name for file in self._files))
+        await self._models.reload(self._metrics.count_reload)
+
+    async def _read(self, read: Callable[[], None], failure: str) -> None:
+        try:
+            await asyncio.to_thread(read)
+        except (OSError, ValueError) as error:
+            message = f"{failure}: {_reason(error, self._files)}"
+            logger.error("%s", message)
+            raise Problem("reload_failed", message) from error
 
 
 def _reason(error: OSError | ValueError, files: list[Path]) -> str:

@@ -96,6 +96,20 @@ def test_a_changed_folder_is_exported_again(copy_checkpoint: MakeCheckpoint, exp
     assert len(exporter.sources) == 2
 
 
+def test_an_adapter_is_exported_again_when_its_base_has_changed(
+    copy_checkpoint: MakeCheckpoint, exporter: Exporter, tmp_path: Path
+) -> None:
+    base, adapted = copy_checkpoint("bert"), tmp_path / "adapted"
+    adapted.mkdir()
+    (adapted / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}), encoding="utf-8")
+    first = open_model(adapted).path
+    assert open_model(adapted).path == first
+    config = base / "config.json"
+    config.write_text(config.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    assert open_model(adapted).path != first
+    assert len(exporter.sources) == 2
+
+
 def test_each_precision_has_its_own_export(make_checkpoint: MakeCheckpoint, exporter: Exporter) -> None:
     folder = make_checkpoint("bert")
     files = [open_model(folder, model_precision=name).path for name in ("fp32", "int8", "int8")]

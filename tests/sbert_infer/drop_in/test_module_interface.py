@@ -84,9 +84,14 @@ def test_pools(small: Engine) -> None:
     for found in (
         small.encode(TEXTS, pool=pool, chunk_size=2, normalize_embeddings=True),
         small.encode_multi_process(TEXTS, pool, None, None, 4, chunk_size=5, normalize_embeddings=True),
+        small.encode_multi_process(TEXTS, pool, None, None, 4, 5, False, "float32", True),
         small.encode_document(TEXTS, pool=pool, prompt_name="other", normalize_embeddings=True),
     ):
         np.testing.assert_allclose(found, expected, atol=1e-6)
+    whole = (None, None, 4, 5, False, "float32", True)
+    assert small.encode_multi_process(TEXTS, pool, *whole, 8).shape == (len(TEXTS), 8)
+    with pytest.raises(TypeError, match="encode_multi_process takes at most 10 positional arguments"):
+        small.encode_multi_process(TEXTS, pool, *whole, 8, "more")
     small.stop_multi_process_pool(pool)
     for wrong, message in (
         ({"pool": pool}, "not be stopped"),

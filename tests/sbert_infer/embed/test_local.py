@@ -16,9 +16,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sbert_infer.artifact import exports
+from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
 from sbert_infer.embed import progress
 from sbert_infer.embed.cli import main
-from tests.sbert_infer.embed.conftest import make_texts
+from tests.sbert_infer.embed.conftest import WORDS, make_texts
 
 PART = 4096
 
@@ -284,3 +285,26 @@ def test_help_shows_examples() -> None:
     output = embed("--help")
     assert "sbert-embed corpus.txt model.onnx -o vectors.parquet" in output
     assert "130 after Ctrl-C" in output
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_text_without_a_vector_is_named_by_its_row(
+    tmp_path: Path, small_onnx: Path, encode: Any, reuse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, options = make_texts(PART + 9), list[object]()
+    texts[PART + 5] = poison = " ".join(WORDS[:9])
+    if reuse:
+        old = write_lines(tmp_path / "old.txt", [*texts[:PART], texts[PART], texts[PART + 2]])
+        embed(old, small_onnx, "-o", tmp_path / "old.parquet", "--columns", "text")
+        options = ["--reuse", tmp_path / "old.parquet"]
+    corpus = write_lines(tmp_path / "corpus.txt", texts)
+    bad, run_model = encode(poison), OnnxBackend.run
+
+    def poisoned(*args: Any, **how: Any) -> Any:
+        (found,) = run_model(*args, **how)
+        return [np.where(np.abs(found - bad).max(axis=1, keepdims=True) < 1e-4, np.nan, found)]
+
+    monkeypatch.setattr(OnnxBackend, "run", poisoned)
+    result = run(corpus, small_onnx, "-o", tmp_path / "vectors.parquet", "--verify", "never", *options)
+    assert result.exit_code == 1
+    assert f"error: row {PART + 5}, {poison!r:.60}: the model gives NaN or infinity" in result.output

@@ -197,6 +197,14 @@ def test_vectors_that_do_not_belong_to_their_rows_are_refused(
     assert (result.exit_code, "it is not what old.npy.rows.parquet belongs to" in result.output) == (1, True)
 
 
+def test_an_empty_file_of_vectors_is_refused(tmp_path: Path, small_onnx: Path) -> None:
+    corpus, old = write_lines(tmp_path / "in.txt", ["one", "two"]), tmp_path / "old.npy"
+    embed(corpus, small_onnx, "-o", old, "--columns", "text")
+    old.write_bytes(b"")
+    result = run(corpus, small_onnx, "-o", tmp_path / "out.parquet", "--reuse", old)
+    assert (result.exit_code, f"--reuse {old}: " in result.output) == (1, True), result.output
+
+
 def test_files_that_are_no_earlier_output_are_refused(tmp_path: Path, small_onnx: Path) -> None:
     corpus = write_lines(tmp_path / "in.txt", ["one"])
     pq.write_table(pa.table({"text": ["one"]}), tmp_path / "other.parquet")

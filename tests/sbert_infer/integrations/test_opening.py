@@ -50,6 +50,13 @@ def test_files_that_were_replaced_are_opened_anew(
         assert (open_engine("model.onnx", {}).get_embedding_dimension() == 384) is (folder == "two")
 
 
+def test_a_model_that_was_closed_is_opened_anew(small_onnx: Path) -> None:
+    first = open_engine(small_onnx, {})
+    first.close()
+    assert open_engine(small_onnx, {}).encode("a text").shape
+    assert first.is_closed
+
+
 def test_an_engine_is_used_as_it_is(small: Engine) -> None:
     assert open_engine(small, {}) is small
     with pytest.raises(TypeError, match=r"truncate_dim: .* is open already"):

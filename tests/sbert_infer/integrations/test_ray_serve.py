@@ -18,10 +18,12 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
+from starlette.requests import Request
 
-from sbert_infer import Engine
+from sbert_infer import Engine, EngineError
 from sbert_infer.errors import DeadlineError, WorkerError
-from sbert_infer.integrations.ray_serve import EnoughReplicas, Gateway, app
+from sbert_infer.integrations import ray_serve
+from sbert_infer.integrations.ray_serve import EnoughReplicas, Gateway, HttpRequest, HttpResponse, app
 from sbert_infer.serve.settings import Settings
 from tests.sbert_infer.serve.conftest import until
 
@@ -237,10 +239,45 @@ def test_a_request_does_not_wait_for_ever() -> None:
         asyncio.run(gateway.embed("a text"))
 
 
+def test_bodies_have_bounded_room_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setattr(ray_serve, "_LEAST_HELD_BYTES", 0)
+
+    def request(size: int) -> Request:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"x" * size, "more_body": False}
+
+        scope = {"type": "http", "method": "POST", "path": "/embed", "query_string": b"", "headers": []}
+        return Request(scope, receive)
+
+    async def main() -> None:
+        may_end = asyncio.Event()
+
+        async def respond(request: HttpRequest) -> HttpResponse:
+            await may_end.wait()
+            return HttpResponse(200, [], b"")
+
+        replicas = SimpleNamespace(http=SimpleNamespace(remote=respond))
+        gateway = Gateway(replicas, Settings(models=(), max_body_bytes=100_000))
+        passed = [asyncio.ensure_future(gateway(request(100_000))) for _ in range(8)]
+        await asyncio.sleep(0.05)
+        assert (await gateway(request(100_000))).status_code == 429
+        passed.append(asyncio.ensure_future(gateway(request(1000))))  # an ordinary one
+        await asyncio.sleep(0.05)
+        may_end.set()
+        assert [response.status_code for response in await asyncio.gather(*passed)] == [200] * 9
+        assert (await gateway(request(100_000))).status_code == 200
+
+    asyncio.run(main())
+
+
 def test_unknown_arguments_are_refused() -> None:
     pytest.importorskip("fastapi", reason="Ray Serve is not installed")
     with pytest.raises(msgspec.ValidationError, match="replicas"):
         app({"model": "model.onnx", "replicas": 3})
+    for setting, value in (("compute", "auto"), ("otlp_endpoint", "http://127.0.0.1:4318")):
+        with pytest.raises(EngineError, match=f"leave out {setting}"):
+            app({"model": "model.onnx", "settings": {setting: value}})
 
 
 @pytest.mark.parametrize(

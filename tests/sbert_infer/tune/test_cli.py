@@ -186,6 +186,15 @@ def test_refusals(exact: Path, reranker_onnx: Path, small_onnx: Path, tmp_path: 
     assert "prompts" in invoke(exact, small_onnx).stderr
 
 
+def test_an_error_that_is_of_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(names: object) -> None:
+        raise OSError("the connection\nwas lost")
+
+    monkeypatch.setattr("sbert_infer.tune.cli.open_artifacts", fail)
+    done = invoke("owner/model")
+    assert (done.exit_code, done.stderr) == (1, "error: the connection was lost\n")
+
+
 def test_a_folder_that_cannot_be_written(exact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SBERT_INFER_CACHE", str(tmp_path / "file"))

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,10 @@ def serving(encode: Encode, *, route: str = "/v1/embeddings", key: str | None = 
                 return
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             vectors = encode(body["inputs" if route == "/embed" else "input"]).tolist()
-            rows = [{"index": index, "embedding": row} for index, row in enumerate(vectors)]
-            answer = json.dumps(vectors if route == "/embed" else {"data": rows[::-1]}).encode()
+            if route != "/embed":
+                rows = [{"index": index, "embedding": row} for index, row in enumerate(vectors)]
+                vectors = {"data": rows[::-1]}
+            answer = json.dumps(vectors).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
@@ -171,16 +174,45 @@ def test_a_server_that_needs_a_key(plain_onnx: Path, small_engine: Engine, tmp_p
         assert done.exit_code == 0
 
 
-@pytest.mark.parametrize("answer", [[[1.0], [2.0, 3.0]], [["a"]], [], [[float("inf")]]])
+@pytest.mark.parametrize("answer", [[[1.0], [2.0, 3.0]], [["a"]], [], [[float("inf")]], None, {"a": 1}])
 def test_a_server_without_vectors(plain_onnx: Path, answer: Any) -> None:
-    class List(list[Any]):
-        def tolist(self) -> list[Any]:
-            return list(self)
+    class Answer:
+        def tolist(self) -> Any:
+            return answer
 
-    with serving(lambda texts: List(answer), route="/embed") as url:
+    with serving(lambda texts: Answer(), route="/embed") as url:
         done = CliRunner().invoke(main, [str(plain_onnx), url + "/embed"])
     assert done.exit_code == 1
     assert "no list of vectors" in done.stderr
+
+
+class SpeaksNoHttp(StreamRequestHandler):
+    """Answers as an SSH server does."""
+
+    def handle(self) -> None:
+        length = 0
+        while line := self.rfile.readline().strip():
+            name, _, value = line.partition(b":")
+            length = int(value) if name.lower() == b"content-length" else length
+        self.rfile.read(length)  # closing with unread bytes would reset the connection
+        self.wfile.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+
+def test_a_server_that_speaks_no_http(plain_onnx: Path) -> None:
+    with ThreadingTCPServer(("127.0.0.1", 0), SpeaksNoHttp) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        done = CliRunner().invoke(main, [str(plain_onnx), f"http://127.0.0.1:{server.server_address[1]}"])
+        server.shutdown()
+        thread.join()
+    assert done.exit_code == 1
+    assert "did not answer as HTTP does" in done.stderr
+
+
+def test_an_address_with_a_wrong_port(plain_onnx: Path) -> None:
+    done = CliRunner().invoke(main, [str(plain_onnx), "http://127.0.0.1:port"])
+    assert done.exit_code == 1
+    assert "nonnumeric port" in done.stderr
 
 
 def test_nobody_listens(plain_onnx: Path) -> None:
@@ -248,6 +280,20 @@ def test_files_that_can_not_be_compared(plain_onnx: Path, tmp_path: Path) -> Non
         done = CliRunner().invoke(main, [str(plain_onnx), str(path)])
         assert done.exit_code == 1
         assert said in done.stderr
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(texts), encoding="utf-8")
+    number = tmp_path / "number.npy"
+    np.save(number, np.float32(1))
+    for name, content, said in (
+        ("empty.npy", b"", "no readable Parquet or .npy"),
+        ("junk.npy", b"junk", "no readable Parquet or .npy"),
+        ("short.npy", number.read_bytes()[:-1], "no readable Parquet or .npy"),
+        ("number.npy", number.read_bytes(), "no vectors"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(content)
+        done = CliRunner().invoke(main, [str(plain_onnx), str(path), "--texts", str(corpus)])
+        assert (done.exit_code, said in done.stderr) == (1, True), done.output
     assert CliRunner().invoke(main, [str(plain_onnx), str(bits), "--embedding-column", "v"]).exit_code == 1
 
 

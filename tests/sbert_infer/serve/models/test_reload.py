@@ -187,12 +187,18 @@ def served_certificate(server: Running) -> str:
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl, to make a certificate")
 def test_a_new_certificate_is_shown_to_new_connections(start_server: Callable[..., Running], tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    keys = tmp_path / "keys"
+    keys.write_text("old\n")
     make_certificate(tmp_path, "first")
-    server = start_server(tls_cert=cert, tls_key=key, admin_keys=ADMIN)
+    server = start_server(tls_cert=cert, tls_key=key, admin_keys=ADMIN, api_key_file=keys)
 
     def reload() -> int:
         with httpx.Client(verify=False, timeout=30) as client:  # noqa: S501 - which one is checked below
             return client.post(f"{server.url}/admin/reload", headers=AS_ADMIN).status_code
+
+    def answer(api_key: str) -> int:
+        with httpx.Client(verify=False, timeout=30) as client:  # noqa: S501 - as above
+            return client.get(f"{server.url}/info", headers={"authorization": f"Bearer {api_key}"}).status_code
 
     first = served_certificate(server)
     assert first.split() == cert.read_text().split()
@@ -202,6 +208,9 @@ def test_a_new_certificate_is_shown_to_new_connections(start_server: Callable[..
     second = served_certificate(server)
     assert second.split() == cert.read_text().split()
     assert second != first
+    assert (answer("old"), answer("new")) == (200, 401)
     key.write_text("no key")
+    keys.write_text("new\n")
     assert reload() == 409
     assert served_certificate(server) == second
+    assert (answer("old"), answer("new")) == (401, 200)  # a bad certificate keeps no revoked key
