@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, astuple, replace
 from functools import partial
 from pathlib import Path
@@ -82,19 +82,33 @@ def export_all(
             stack.enter_context(writer.watch(cast(SentenceEncoder, model).reference))
         model.expect(progress)
     graphs = _Graphs(model)
-    refused: list[ParityError] = []
-    for target, options in wanted:
-        try:
-            if options.fp16:
-                manifest = plan_writers[target].write(cast(SentenceEncoder, model), target)  # others refuse FP16
+    with _refusals() as refused:
+        for target, options in wanted:
+            write: Callable[[], Manifest]
+            if options.fp16:  # sentence encoders only: others refuse FP16
+                write = partial(plan_writers[target].write, cast(SentenceEncoder, model), target)
             else:
-                manifest = _write_onnx(model, graphs, options, target, step)
-        except ParityError as error:
-            refused.append(error)
-        else:
-            yield target, manifest
+                write = partial(_write_onnx, model, graphs, options, target, step)
+            if manifest := _unless_refused(write, refused):
+                yield target, manifest
+
+
+@contextmanager
+def _refusals() -> Iterator[list[ParityError]]:
+    """Raise the errors that were put into this list, at the end."""
+    refused: list[ParityError] = []
+    yield refused
     if refused:
         raise refused[0] if len(refused) == 1 else ParityError("\n".join(map(str, refused)))
+
+
+def _unless_refused(write: Callable[[], Manifest], refused: list[ParityError]) -> Manifest | None:
+    """Write an artifact; if its precision is too coarse, note that in `refused`."""
+    try:
+        return write()
+    except ParityError as error:
+        refused.append(error)
+        return None
 
 
 def _export_routes(
@@ -102,24 +116,29 @@ def _export_routes(
 ) -> Iterator[tuple[Path, Manifest]]:
     """Export each route as a model of its own, certificate included, and put them into one file.
 
-    Nothing is written before all precisions of both routes are done.
+    Nothing is written before all precisions of both routes are done. A precision that is too coarse
+    for one route costs only its own file.
     """
     if any(options.fp16 for _, options in wanted):
         raise ExportError("--fp16 takes one route at a time: --route query, --route document, each with -o")
     if all(is_static(path, route) for route in astuple(routes)) and any(one.precision != "fp32" for _, one in wanted):
         raise ExportError("both routes are tables, with no layers to compute: leave out --int8 and --bf16")
-    with staging_folder(Path(os.path.realpath(wanted[0][0]))) as folder:
+    with _refusals() as refused, staging_folder(Path(os.path.realpath(wanted[0][0]))) as folder:
         files = {route: [Path(folder, f"{route}{i}.onnx") for i in range(len(wanted))] for route in astuple(routes)}
         for route, targets in files.items():
             each = [replace(options, route=route) for _, options in wanted]
             if is_static(path, route):  # a table has no other precision
                 each = [replace(options, int8=False, bf16=False, calibration=()) for options in each]
-            for _ in export_all(source, list(zip(targets, each, strict=True)), step=_named(step, route)):
-                pass
+            try:
+                for _ in export_all(source, list(zip(targets, each, strict=True)), step=_named(step, route)):
+                    pass
+            except ParityError as error:
+                refused.append(ParityError(f"{route} route: {error}"))
         for (target, options), *parts in zip(wanted, *files.values(), strict=True):
-            with step("save", f"{target}, with both routes", 0):
-                manifest = join(dict(zip(files, parts, strict=True)), target, options.force)
-            yield target, manifest
+            if all(part.exists() for part in parts):
+                with step("save", f"{target}, with both routes", 0):
+                    manifest = join(dict(zip(files, parts, strict=True)), target, options.force)
+                yield target, manifest
 
 
 def _named(step: Step, route: str) -> Step:
