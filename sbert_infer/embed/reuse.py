@@ -141,7 +141,7 @@ def _checked(path: Path, wanted: Origin) -> EarlierOutput:
         raise EmbedError(f"--reuse {path}: it holds no texts to compare with: {keep} keeps them in an output")
     if separate is None and origin.embedding_column not in schema.names:
         raise EmbedError(f"--reuse {path}: its column {origin.embedding_column} is missing")
-    right = (metadata.num_rows, origin.dim), np.float32
+    right = (metadata.num_rows, origin.dim), np.dtype(np.float32)
     if separate is not None and (separate.shape, separate.dtype) != right:
         found = f"{list(separate.shape)} numbers of the type {separate.dtype}, not {list(right[0])} of float32"
         raise EmbedError(f"--reuse {path}: it is not what {rows.name} belongs to: it has {found}")
