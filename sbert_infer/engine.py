@@ -34,11 +34,12 @@ from sbert_infer.similarity import (
 )
 from sbert_infer.sparse_methods import SparseMethods
 from sbert_infer.text.inputs import as_list, as_texts, check_texts
+from sbert_infer.torch_methods import TorchMethods
 
 _NO_TEXTS = "encode needs texts: a str or an iterable of str"
 
 
-class Engine(SparseMethods, RoutedEngine):
+class Engine(SparseMethods, TorchMethods, RoutedEngine):
     """Encodes texts with an exported model.
 
     >>> engine = Engine("model.onnx")                                  # doctest: +SKIP

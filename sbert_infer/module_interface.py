@@ -27,7 +27,7 @@ _MISSING = {
     **dict.fromkeys(("transformers_model", "config", "processor", "share_memory", "register_module"), _GRAPH),
     **dict.fromkeys(("save", "save_pretrained", "save_to_hub", "push_to_hub"), _SAVED),
     **dict.fromkeys(("half", "bfloat16", "double"), _PRECISION),
-    "forward": "use encode, which also tokenizes",
+    "forward": "use predict, which also tokenizes",
     "compile": "its graph is compiled already",
     "set_pooling_include_prompt": "this is chosen when it is exported",
 }

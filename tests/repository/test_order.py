@@ -20,7 +20,8 @@ from tests.repository.sources import PACKAGE, Module, modules, write_modules
 ORDERS = {
     "sbert_infer": """
         kernels < errors, types, _util, text, similarity < artifact < backends < encode < scheduling
-        < module_interface, opening < base_engine, sparse_methods, routed_engine, engine, reranker, async_engine
+        < module_interface, opening < base_engine, sparse_methods, torch_methods, routed_engine, engine,
+        reranker, async_engine
         < __init__ < serve | embed | doctor | export < integrations | bench | verify | tune
     """,
     "sbert_infer.serve": """

@@ -48,7 +48,8 @@ RUN_LIMIT_S = 3600  # for all of them
 # Errors by which an engine refuses what it can't do, or with which a test reaches into a model.
 _REFUSED = re.compile(
     r"no torch modules or weights|can't be trained|would have no effect|can't be set: it is chosen|has no option"
-    r"|is a file already: copy that|chosen when it is exported|compiled already|use encode, which also|can't be moved"
+    r"|is a file already: copy that|chosen when it is exported|compiled already|use predict, which also|can't be moved"
+    r"|has no gradients|features that preprocess returns"
     r"|has no attribute '(_|add_module|register_forward_hook|model')|has no len\(\)|must be a str, got (ndarray|dict)"
     r"|revision is for a checkpoint"
 )

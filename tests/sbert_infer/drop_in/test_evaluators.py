@@ -10,12 +10,14 @@ import pytest
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 from sentence_transformers.cross_encoder import evaluation as cross_encoder
 from sentence_transformers.multi_vector_encoder import evaluation as multi_vector
+from sentence_transformers.sentence_transformer import evaluation as dense
 from sentence_transformers.sparse_encoder import evaluation as sparse
 
 from sbert_infer import Engine, Reranker
 from tests.models.checkpoints import TEXTS
 from tests.models.multi_vectors import FIXED, export_multi_vector, one_thread
 from tests.models.sparse_encoders import splade_checkpoint, splade_onnx
+from tests.sbert_infer.drop_in.test_sentence_transformers import EVALUATORS
 
 datasets = pytest.importorskip("datasets")
 
@@ -142,3 +144,10 @@ def test_none_is_missing() -> None:
     for module, prefix, ours in kinds:
         names = {name for name in module.__all__ if name.startswith(prefix)}
         assert {f"{prefix}{name.split()[0]}Evaluator" for name in ours} == names
+
+
+def test_no_dense_one_is_missing() -> None:
+    """Those of `test_sentence_transformers.py`."""
+    ours = {f"{name.split()[0]}Evaluator" for name in (*EVALUATORS, "MSE", "LabelAccuracy", "NanoBEIR")}
+    bases = {"BaseEvaluator", "SentenceEvaluator"}
+    assert ours | {"MSEEvaluatorFromDataFrame"} == {n for n in dense.__all__ if "Evaluator" in n} - bases

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from sbert_infer import Engine
+from sbert_infer import Engine, EngineError, TruncationError
 from tests.models.checkpoints import TEXTS
+from tests.models.sparse_encoders import splade_onnx
+
+
+@pytest.fixture
+def splade(once: Callable[..., Path]) -> Iterator[Engine]:
+    with Engine(splade_onnx(once)) as engine:
+        yield engine
 
 
 def test_calls_that_change_nothing(engine: Engine, minilm: Any) -> None:
@@ -46,8 +53,8 @@ def test_calls_that_change_nothing(engine: Engine, minilm: Any) -> None:
         (lambda e: list(e), "no torch modules or weights"),
         (lambda e: e.parameters(), "no torch modules or weights"),
         (lambda e: e.state_dict(), "no torch modules or weights"),
-        (lambda e: e({"input_ids": 1}), "not callable"),
-        (lambda e: e.forward({}), "use encode"),
+        (lambda e: e(["a text"]), "features that preprocess returns, got list: for texts, use encode"),
+        (lambda e: e.forward({}), "for texts, use encode"),
         (lambda e: e.save("folder"), "copy that"),
         (lambda e: e.compile(), "compiled already"),
         (lambda e: e.nonsense, "no attribute 'nonsense'"),
@@ -60,6 +67,27 @@ def test_calls_that_change_nothing(engine: Engine, minilm: Any) -> None:
 def test_what_an_engine_can_not_do(engine: Engine, call: Any, message: str) -> None:
     with pytest.raises((AttributeError, TypeError, ValueError), match=message):
         call(engine)
+
+
+def test_forward(small: Engine, small_reference: Any) -> None:
+    """The vectors of `SentenceTransformer.forward`: whole, and without a prompt."""
+    features = small.preprocess(TEXTS)
+    with torch.no_grad():
+        found, expected = small(features), small_reference.forward(dict(features))
+        unmasked = small.forward({"input_ids": features["input_ids"][:1, :3]})["sentence_embedding"]
+        with pytest.raises(TruncationError):
+            small({"input_ids": torch.ones((1, small.max_seq_length + 1), dtype=torch.int64)})
+    assert found.keys() >= features.keys()
+    torch.testing.assert_close(found["sentence_embedding"], expected["sentence_embedding"], atol=1e-5, rtol=0)
+    assert unmasked.shape == (1, small.manifest.dim)
+
+
+def test_forward_has_no_gradients(small: Engine, splade: Engine) -> None:
+    features = small.preprocess(TEXTS)
+    with pytest.raises(EngineError, match=r"no gradients and can't be trained: call it in torch\.no_grad"):
+        small(features)
+    with torch.no_grad(), pytest.raises(ValueError, match="no dense encoder"):
+        splade(features)
 
 
 def test_hasattr_tells(engine: Engine) -> None:

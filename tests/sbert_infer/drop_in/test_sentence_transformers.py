@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sentence_transformers import SimilarityFunction, util
-from sentence_transformers.sentence_transformer import evaluation
+import torch
+from sentence_transformers import InputExample, SimilarityFunction, util
+from sentence_transformers.sentence_transformer import evaluation, losses
+from torch.utils.data import DataLoader
 
-from sbert_infer import Engine
+from sbert_infer import Engine, EngineError
 from tests.models.checkpoints import TEXTS
 
 PAIRS = [
@@ -71,6 +73,34 @@ def test_evaluators_with_a_teacher(name: str, engine: Engine, minilm: Any, tmp_p
     found = engine.evaluate(TEACHERS[name](engine), str(tmp_path / "new" / "folder"))
     assert found == pytest.approx(minilm.evaluate(TEACHERS[name](minilm)), abs=1e-5)
     assert list((tmp_path / "new" / "folder").iterdir())
+
+
+def test_label_accuracy(engine: Engine, minilm: Any, tmp_path: Path) -> None:
+    """A softmax over pairs of vectors, with the same weights on both sides."""
+    examples = [InputExample(texts=[left, right], label=i % 3) for i, (left, right, _) in enumerate(PAIRS)]
+    heads = [losses.SoftmaxLoss(model, 384, num_labels=3) for model in (engine, minilm)]
+    heads[0].classifier.load_state_dict(heads[1].classifier.state_dict())
+    found, logits = [], []
+    for model, head in zip((engine, minilm), heads, strict=True):
+        loader: Any = DataLoader(examples, batch_size=2)  # type: ignore[arg-type]  # a list is a dataset
+        evaluator = evaluation.LabelAccuracyEvaluator(loader, softmax_model=head)
+        found.append(evaluator(model, output_path=str(tmp_path)))
+        with torch.no_grad():
+            logits.append(head(model.smart_batching_collate(examples)[0], labels=None)[1])
+    assert found[0] == found[1]
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-5, rtol=0)
+    assert engine.model_card_data.metrics.items() >= found[0].items()
+    for kind in (np.float64, np.int64):
+        arrays = [InputExample(texts=["a", "b"], label=np.ones(2, kind)) for _ in range(3)]
+        (_, ours), (_, theirs) = (model.smart_batching_collate(arrays) for model in (engine, minilm))
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_loss_does_not_train(engine: Engine) -> None:
+    """Not its head either: the vectors would silently stay as they are."""
+    features, labels = engine.smart_batching_collate([InputExample(texts=["a", "b"], label=1)])
+    with pytest.raises(EngineError, match="no gradients"):
+        losses.SoftmaxLoss(engine, 384, num_labels=3)(features, labels)
 
 
 def test_nano_beir(engine: Engine, minilm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
