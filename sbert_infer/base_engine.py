@@ -18,15 +18,15 @@ from sbert_infer.backends.base import Backend
 from sbert_infer.backends.devices import Device, DeviceName
 from sbert_infer.backends.select import BackendOptions, PassedOver
 from sbert_infer.encode.open_pipeline import load_tokenizer
-from sbert_infer.encode.options import EncodeOptions
+from sbert_infer.encode.options import EncodeOptions, given
 from sbert_infer.encode.output import EncodeStats, Output, Window
 from sbert_infer.encode.pipeline import Pipeline, Progress, no_progress
-from sbert_infer.encode.self_check import Verify
+from sbert_infer.encode.self_check import SelfCheck, Verify
 from sbert_infer.errors import EngineError, warn
 from sbert_infer.module_interface import ModuleInterface
 from sbert_infer.opening import Compute, open_backend_again, open_pipeline
 from sbert_infer.text.hugging_face import BatchEncoding, HuggingFaceTokenizer
-from sbert_infer.text.inputs import as_pairs, as_texts, check_on_truncate, check_pairs, check_text, check_texts, prepend
+from sbert_infer.text.inputs import as_list, as_pairs, as_texts, check_on_truncate, check_pairs, check_text, prepend
 from sbert_infer.text.tokenizer import Tokenizer
 from sbert_infer.types import OnTruncate, Text
 
@@ -49,11 +49,18 @@ class BaseEngine(ModuleInterface):
     last_stats: EncodeStats  # of the last call
     model_card_data: Any  # an `EvaluationMetrics`, or what the user sets instead
     settings: tuple[str, ...] = ("prompts", "default_prompt_name", "max_seq_length")  # that users may change
+    _options: BackendOptions
+    _self_check: SelfCheck
+    _pipeline: Pipeline | None  # None once closed
+    _compute: str | None
+    _tokenizer: HuggingFaceTokenizer | None
+    _on_truncate: OnTruncate
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | Artifact,
+        path: str | os.PathLike[str] | Artifact | None = None,
         *,
+        model_name_or_path: str | os.PathLike[str] | None = None,
         device: Device = None,
         strict: bool = False,
         on_truncate: OnTruncate = "warn",
@@ -75,6 +82,7 @@ class BaseEngine(ModuleInterface):
             path: a file written by `sbert-export`, or an artifact that is already open; or a
                 checkpoint, by its folder or its name on the Hugging Face hub, which is exported
                 into the user's cache folder when it is first opened.
+            model_name_or_path: `path`, as sentence-transformers calls it.
             device: "cpu", "cuda", "cuda:1", or a list of GPUs. By default a plan runs on the first
                 GPU, or on the CPU with a warning if there is none; an ONNX model runs on the CPU.
             strict: raise, instead of warning, if a plan has no TensorRT engine for this GPU, or if
@@ -109,6 +117,7 @@ class BaseEngine(ModuleInterface):
         for name, value in (("workers", workers), ("threads", threads), ("max_batch_tokens", max_batch_tokens)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        path = given(path, model_name_or_path, f"{type(self).__name__} needs the path of a model")
         artifact = open_model(path, revision=revision, model_precision=model_precision)
         check_kind(artifact, self.kinds, type(self).__name__)
         self.prompts = {**artifact.manifest.prompts, **(prompts or {})}
@@ -117,9 +126,9 @@ class BaseEngine(ModuleInterface):
         options = BackendOptions(device, strict, workers, threads, max_batch_tokens, passed_over=passed_over)
         opened = open_pipeline(artifact, options, verify, compute)
         self.artifact, self._options, self._self_check = opened.artifact, opened.options, opened.check
-        self._pipeline: Pipeline | None = opened.pipeline
+        self._pipeline = opened.pipeline
         self._compute = opened.compute
-        self._tokenizer: HuggingFaceTokenizer | None = None
+        self._tokenizer = None
         self.last_stats = EncodeStats()
         self.model_card_data = EvaluationMetrics(self.manifest)
         self._apply(self.manifest)
@@ -192,10 +201,10 @@ class BaseEngine(ModuleInterface):
 
         They are tensors if the caller has imported torch, arrays with a tensor's methods otherwise.
         """
-        if isinstance(inputs, str):
-            raise TypeError("preprocess needs a list of texts, got one str")
-        check = check_pairs if self.manifest.kind == RERANKER else check_texts
-        check(inputs)
+        if self.manifest.kind == RERANKER:
+            check_pairs(inputs)
+        else:
+            inputs = as_list(inputs, "preprocess")
         kind = "pt" if "torch" in sys.modules else "np"
         return self.tokenizer(prepend(prompt or "", inputs), padding=True, truncation=True, return_tensors=kind)
 

@@ -54,6 +54,7 @@ class Engine(SparseMethods, TorchMethods, RoutedEngine):
     settings = (*SparseMethods.settings, "truncate_dim", "similarity_fn_name", "max_active_dims")
 
     truncate_dim: int | None  # dimensions that `encode` keeps by default; None for all
+    _similarity_fn_name: str
 
     def _apply(self, manifest: Manifest) -> None:
         super()._apply(manifest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -43,7 +44,7 @@ class ModuleInterface:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls._annotated = cls._annotated | inspect.get_annotations(cls).keys()
+        cls._annotated = frozenset(chain.from_iterable(map(inspect.get_annotations, cls.__mro__)))
 
     @property
     def device(self) -> DeviceName:
@@ -137,6 +138,6 @@ class ModuleInterface:
         known = getattr(type(self), name, None)
         if isinstance(known, property) and known.fset is None:
             raise AttributeError(f"{name} can't be set: it is chosen when {type(self).__name__} is opened")
-        if not (name.startswith("_") or hasattr(type(self), name) or name in self._annotated):
+        if not hasattr(type(self), name) and name not in self._annotated:
             raise AttributeError(f"{type(self).__name__} has no {name!r}: setting it would have no effect")
         object.__setattr__(self, name, value)

@@ -35,6 +35,9 @@ class Reranker(BaseEngine):
     kinds = (RERANKER,)
     settings = (*BaseEngine.settings, "activation_fn", "max_length")
 
+    _activation_fn: Activation | None
+    _output: DenseOutput
+
     def _apply(self, manifest: Manifest) -> None:
         self.activation_fn = manifest.activation
         self._output = DenseOutput(manifest)

@@ -14,11 +14,13 @@ Self = TypeVar("Self", bound="RoutedEngine")
 class RoutedEngine(BaseEngine):
     """An engine for the default route of its file, with further engines for the other routes."""
 
+    _routes: dict[str, Any]
+
     def _apply(self, manifest: Manifest) -> None:
         options: dict[str, Any] = {name: getattr(self._options, name) for name in COPIED_OPTIONS}
         options |= {"verify": self._self_check.verify}
         parts = open_routes(self.artifact)
-        self._routes: dict[str, Any] = {task: type(self)(part, **options) for task, part in parts.items()}
+        self._routes = {task: type(self)(part, **options) for task, part in parts.items()}
 
     def for_task(self: Self, task: str | None) -> Self:
         """Return the engine of the route for `task`, with the settings of this one."""

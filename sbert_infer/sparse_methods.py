@@ -12,6 +12,8 @@ from sbert_infer.encode.sparse import check_active_dims, decode, intersection, s
 class SparseMethods(BaseEngine):
     """What an engine can do with sparse vectors, besides making them."""
 
+    _max_active_dims: int | None
+
     def _apply(self, manifest: Manifest) -> None:
         super()._apply(manifest)
         self._max_active_dims = manifest.max_active_dims

@@ -88,8 +88,8 @@ def check_running(device: Any, own_device: str, pool: object, chunk_size: int | 
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
 
 
-def given(inputs: Any, sentences: Any, missing: str) -> Any:
-    """Return `inputs` or `sentences`, its old name; raise `missing` if neither is given."""
-    if (inputs is None) == (sentences is None):
-        raise TypeError(missing if inputs is None else "inputs given twice")
-    return inputs if inputs is not None else sentences
+def given(value: Any, alias: Any, missing: str) -> Any:
+    """Return an argument or the one that is another name of it; raise `missing` without either."""
+    if (value is None) == (alias is None):
+        raise TypeError(missing if value is None else f"{missing}, and it is given twice")
+    return value if value is not None else alias

@@ -57,17 +57,17 @@ class _StandIn(type):
 
     original: Any
 
-    def __call__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
-        model = options.pop("model_name_or_path", model)
+    def __call__(cls, model_name_or_path: Any = None, **options: Any) -> Any:
+        model = model_name_or_path
         if not isinstance(model, str) or Path(model).exists():  # modules, or what the test has saved
-            return cls.original(model, *args, **options)
+            return cls.original(model, **options)
         name = next(name for pattern, name in STAND_INS[cls.original.__name__] if re.search(pattern, model))
         if not SETTINGS["engines"]:
-            return cls.original(str(FOLDER / name), *args, **options)
+            return cls.original(str(FOLDER / name), **options)
         global _touched
         _touched = True
         opener = WatchedReranker if cls.original.__name__ == "CrossEncoder" else WatchedEngine
-        return opener(FOLDER / f"{name}.onnx", *args, **options)
+        return opener(model_name_or_path=FOLDER / f"{name}.onnx", **options)
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, (cls.original, WatchedEngine, WatchedReranker))

@@ -59,6 +59,7 @@ def test_calls_that_change_nothing(engine: Engine, minilm: Any) -> None:
         (lambda e: e.compile(), "compiled already"),
         (lambda e: e.nonsense, "no attribute 'nonsense'"),
         (lambda e: setattr(e, "trunctate_dim", 3), "would have no effect"),
+        (lambda e: setattr(e, "_target_device", "cuda"), "would have no effect"),
         (lambda e: setattr(e, "device", "cuda"), "device can't be set"),
         (lambda e: setattr(e, "tokenizer", None), "tokenizer can't be set"),
         (lambda e: setattr(e, "on_truncate", "eror"), "on_truncate must be"),
@@ -156,6 +157,12 @@ def test_constructor_options(small_onnx: Path) -> None:
         assert engine.similarity_fn_name == "euclidean"
         assert engine.prompts["query"] == "find this: "
         assert np.array_equal(engine.encode("a"), engine.encode("a", prompt="my own: "))
+    with Engine(model_name_or_path=str(small_onnx), device="cpu") as engine:
+        assert engine.artifact.path == small_onnx
+    with pytest.raises(TypeError, match=r"needs the path of a model$"):
+        Engine()
+    with pytest.raises(TypeError, match="Engine needs the path of a model, and it is given twice"):
+        Engine(small_onnx, model_name_or_path=small_onnx)
     with pytest.raises(ValueError, match="prompt_name 'none' is not among"):
         Engine(small_onnx, default_prompt_name="none")
     with pytest.raises(TypeError, match="no option 'backend'"):
