@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ much, nothing is, and the exit code is 1.
 
 @click.command(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.argument("checkpoint")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write, or a folder to put it in.")
+@click.option("-o", "--output", type=click.Path(), help="File to write, or a folder (FOLDER/) to put it in.")
 @click.option("--fp32", is_flag=True, help="FP32, exact; the default, and to be named only beside another precision.")
 @click.option("--int8", is_flag=True, help="8-bit weights and activations, for CPUs.")
 @click.option("--fp16", is_flag=True, help="A plan for GPUs: FP16, with TensorRT engines inside.")
@@ -107,7 +108,7 @@ much, nothing is, and the exit code is 1.
 @click.option("-q", "--quiet", is_flag=True, help="Print errors and warnings only.")
 @click.version_option(__version__)
 def main(
-    checkpoint: str, output: Path | None, triton_repository: Path | None, inspect: bool, quiet: bool, **given: Any
+    checkpoint: str, output: str | None, triton_repository: Path | None, inspect: bool, quiet: bool, **given: Any
 ) -> None:
     """Turn a trained Sentence-BERT CHECKPOINT (a folder or a hub id) into one optimized file."""
     try:
@@ -164,7 +165,7 @@ def _options(
 
 
 def _export(
-    checkpoint: str, output: Path | None, wanted: list[ExportOptions], repository: Path | None, quiet: bool
+    checkpoint: str, output: str | None, wanted: list[ExportOptions], repository: Path | None, quiet: bool
 ) -> None:
     """Export `checkpoint`, and to a Triton `repository` if given; print the results."""
     targets = [_target(checkpoint, output, options, several=len(wanted) > 1) for options in wanted]
@@ -184,16 +185,17 @@ def _export(
         _write_repository(targets[0], repository, wanted[0].force, quiet)
 
 
-def _target(checkpoint: str, output: Path | None, options: ExportOptions, *, several: bool) -> Path:
+def _target(checkpoint: str, output: str | None, options: ExportOptions, *, several: bool) -> Path:
     """Where to write the artifact with these options."""
     name = default_output(checkpoint, options)
     if output is None:
         return name
-    if output.is_dir() or (several and not output.suffix and not output.exists()):
-        return output / name.name  # a folder that is not there yet is made
+    path, is_folder = Path(output), output.endswith(("/", os.sep))
+    if is_folder or path.is_dir() or (several and not path.suffix and not path.exists()):
+        return path / name.name  # a folder that is not there yet is made
     if several:
-        raise ExportError(f"several precisions are several files: -o must name a folder, and {output} is none")
-    return output
+        raise ExportError(f"several precisions are several files: -o must name a folder, and {path} is none")
+    return path
 
 
 def _import(name: str) -> ModuleType:

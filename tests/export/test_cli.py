@@ -169,6 +169,8 @@ class TestOutput:
         assert [path.name for path in (folder / "models").iterdir()] == ["tiny-bert.onnx"]
 
     def test_folders_are_made(self, folder: Path, make_checkpoint: MakeCheckpoint) -> None:
+        assert invoke(make_checkpoint(), *SHORT, "-o", "artifacts/of.mine/").exit_code == 0
+        assert [path.name for path in (folder / "artifacts" / "of.mine").iterdir()] == ["tiny-bert.onnx"]
         assert invoke(make_checkpoint(), *SHORT, "-o", "new/models/tiny.onnx").exit_code == 0
         Engine(folder / "new" / "models" / "tiny.onnx").close()
 
