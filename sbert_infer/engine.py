@@ -15,7 +15,7 @@ from sbert_infer.encode.dense import DenseOutput
 from sbert_infer.encode.hybrid import AllVectors, HybridOutput
 from sbert_infer.encode.late_chunking import Spans, check_can_pool, encode_spans
 from sbert_infer.encode.mteb import encode_task, model_meta
-from sbert_infer.encode.multi_vector import MultiVectorOutput
+from sbert_infer.encode.multi_vector import MultiVectorOutput, multi_vector_features
 from sbert_infer.encode.options import EncodeOptions, Pool, check_running, given
 from sbert_infer.encode.output import Output, Window
 from sbert_infer.encode.results import progress_bar
@@ -146,8 +146,9 @@ class Engine(SparseMethods, TorchMethods, RoutedEngine):
         check_running(device, self.device, pool, chunk_size)
         prompt = self.resolve_prompt(prompt, prompt_name)
         if output_value is None:
-            kept: dict[str, Any] = {"batch_size": batch_size, "truncate_dim": truncate_dim, "task": task}
-            return encode_features(self, texts, single, prompt, **kept, show_progress_bar=show_progress_bar)
+            features = multi_vector_features if self.manifest.kind == MULTI_VECTOR else encode_features
+            how: dict[str, Any] = {"batch_size": batch_size, "show_progress_bar": show_progress_bar, "task": task}
+            return features(self, texts, single, prompt, **how, truncate_dim=truncate_dim, token_pooling=token_pooling)
         options = EncodeOptions(
             prompt=prompt,
             batch_size=batch_size,
@@ -277,8 +278,7 @@ class Engine(SparseMethods, TorchMethods, RoutedEngine):
             truncate_dim=truncate_dim,
         )
         for window in self._run(source, self._output(options), options, progress):
-            sparse = self.manifest.kind == SPARSE_ENCODER
-            yield replace(window, vectors=window.vectors.to_csr()) if sparse else window
+            yield replace(window, vectors=window.vectors.to_csr()) if self.manifest.kind == SPARSE_ENCODER else window
 
     @typed_as_encode
     def encode_query(

@@ -7,18 +7,19 @@ that the model was trained with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sbert_infer.artifact.manifest import TOKENS, Manifest
 from sbert_infer.backends.base import Array
 from sbert_infer.encode.options import EncodeOptions
 from sbert_infer.encode.output import Collector, Indices, Output, Window, not_finite
 from sbert_infer.encode.results import convert_each, import_torch
-from sbert_infer.encode.tokens import TokenRows, reordered
+from sbert_infer.encode.tokens import TokenRows, about_input, reordered
 from sbert_infer.similarity import unit_rows
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
 
@@ -42,6 +43,24 @@ def role_of(manifest: Manifest, task: str | None) -> Role:
     if task is not None and task not in roles:
         raise ValueError(f"task must be 'query', 'document' or None, got {task!r}")
     return Role(**roles[task or NO_ROLE])
+
+
+def multi_vector_features(engine: Any, texts: Iterable[str], single: bool, prompt: str, **options: Any) -> Any:
+    """Return a dict of tensors for each text, as `encode(output_value=None)`.
+
+    It has the `token_embeddings`, not normalized by `encode`, and the ids of the tokens that get
+    one, unless a token pooling merges them.
+    """
+    torch, manifest, tokenizer, known = import_torch(), engine.manifest, engine.pipeline.tokenizer, list(texts)
+    vectors = engine.encode(known, prompt=prompt, convert_to_numpy=False, **options)
+    rows = [{TOKENS: each, "attention_mask": torch.ones(len(each), dtype=torch.int64)} for each in vectors]
+    if options["token_pooling"] is None:
+        role = role_of(manifest, options["task"])
+        for row, text in zip(rows, known, strict=True):
+            fitted = _fitted(tokenizer([prompt + text]), role, tokenizer.special_ends(), manifest.truncation_side)
+            row["input_ids"] = torch.from_numpy(fitted.ids[_get_vectors(fitted, role)])
+    rows = [row | about_input(engine, prompt) for row in rows]
+    return rows[0] if single else rows
 
 
 class MultiVectorOutput(Output):
@@ -91,7 +110,7 @@ class MultiVectorOutput(Output):
 class _Rows(Collector):
     def __init__(self, output: MultiVectorOutput, tokenized: TokenizedTexts) -> None:
         self._output, self._own = output, TokenRows(tokenized, output.padding_side)
-        self._wanted = ~np.isin(tokenized.ids, np.asarray(output.role.skip_ids, np.int64))
+        self._wanted = _get_vectors(tokenized, output.role)
         self._each: list[Array] = [np.empty((0, 0), np.float32)] * len(tokenized.lengths)
 
     def put(self, rows: Indices, found: Sequence[Array]) -> Indices:
@@ -105,6 +124,10 @@ class _Rows(Collector):
     def result(self, order: Indices | None) -> list[Array]:
         each = reordered(self._each, order)
         return [unit_rows(vectors) for vectors in each] if self._output.normalize else each
+
+
+def _get_vectors(tokenized: TokenizedTexts, role: Role) -> npt.NDArray[np.bool_]:
+    return ~np.isin(tokenized.ids, np.asarray(role.skip_ids, np.int64))
 
 
 def _fitted(tokenized: TokenizedTexts, role: Role, ends: tuple[int, int], truncation_side: str) -> TokenizedTexts:

@@ -92,7 +92,7 @@ def encode_features(engine: Any, texts: Iterable[str], single: bool, prompt: str
     artifact holds them, the `token_embeddings`. Nothing is normalized.
     """
     if engine.manifest.kind != ENCODER:
-        raise ValueError(f"output_value=None: not for {engine.manifest.name}, which is no dense encoder")
+        raise ValueError(f"output_value=None: not for {engine.manifest.name}, which is a sparse encoder")
     known = list(texts)
     found = {SENTENCE: engine.encode(known, prompt=prompt, convert_to_tensor=True, **options)}
     if TOKENS in engine.manifest.outputs:
@@ -101,5 +101,12 @@ def encode_features(engine: Any, texts: Iterable[str], single: bool, prompt: str
         found[TOKENS] = tokens
     own = engine.for_task(options["task"])
     rows = [{name: rows[0] for name, rows in own.preprocess([text], prompt).items()} for text in known]
-    rows = [row | {name: each[index] for name, each in found.items()} for index, row in enumerate(rows)]
+    about = about_input(own, prompt)
+    rows = [{**row, **{name: each[at] for name, each in found.items()}, **about} for at, row in enumerate(rows)]
     return rows[0] if single else rows
+
+
+def about_input(engine: Any, prompt: str) -> dict[str, Any]:
+    """Return what all texts of a call have in common, as `encode(output_value=None)` tells it."""
+    length = {"prompt_length": engine.pipeline.tokenizer.prompt_length(prompt)} if prompt else {}
+    return {"modality": "text", **length}

@@ -109,6 +109,24 @@ def test_token_pooling(both: tuple[Engine, Any]) -> None:
         engine.encode_document("a", token_pooling=2)
 
 
+@pytest.mark.parametrize("method", ["encode_query", "encode_document", "encode"])
+def test_all_features(both: tuple[Engine, Any], method: str) -> None:
+    """Upstream's are padded; ours are those of the tokens that its mask keeps."""
+    found, expected = (getattr(model, method)(ALL_TEXTS, prompt="see: ", output_value=None) for model in both)
+    for ours, theirs in zip(found, expected, strict=True):
+        kept = theirs["attention_mask"].bool()
+        assert ours["attention_mask"].bool().all()
+        assert torch.equal(ours["input_ids"], theirs["input_ids"][kept])
+        torch.testing.assert_close(ours["token_embeddings"], theirs["token_embeddings"][kept], atol=1e-5, rtol=0)
+        assert (ours["modality"], ours["prompt_length"]) == (theirs["modality"], theirs["prompt_length"])
+    engine, _ = both
+    assert engine.encode([], output_value=None) == []
+    pooling = LambdaTokenPooling(lambda vectors: vectors[:2])
+    (pooled,) = engine.encode_document(["a text of several words"], output_value=None, token_pooling=pooling)
+    assert (len(pooled["token_embeddings"]), len(pooled["attention_mask"]), "input_ids" in pooled) == (2, 2, False)
+    assert "prompt_length" not in engine.encode("a", output_value=None, prompt="")
+
+
 def test_without_torch(both: tuple[Engine, MultiVectorEncoder], monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = both
     monkeypatch.setitem(sys.modules, "torch", None)
