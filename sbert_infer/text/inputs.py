@@ -11,18 +11,26 @@ from sbert_infer.types import Text
 
 
 def as_texts(inputs: Any) -> tuple[Iterable[str], bool]:
-    """Return the texts in order, and whether a single text was given. Items are not checked yet."""
+    """Return the texts in order, and whether a single text was given. Items are not checked yet.
+
+    `{"text": "..."}`, as in inputs of several kinds, is the text.
+    """
+    inputs = _plain(inputs)
     if isinstance(inputs, np.ndarray) and inputs.ndim == 0:
         inputs = inputs.item()
     if isinstance(inputs, str):
         return [inputs], True
     if type(inputs) is list:  # before the slower checks below; a table may be a subclass of list
-        return inputs, False
+        return list(map(_plain, inputs)) if inputs and isinstance(inputs[0], dict) else inputs, False
     if isinstance(inputs, (bytes, bytearray, Mapping, Set)) or not isinstance(inputs, Iterable):
         raise TypeError(f"encode needs a str or an iterable of str in order, got {type(inputs).__name__}")
     if (ndim := getattr(inputs, "ndim", 1)) != 1:  # an array, or a table, which would yield its column names
         raise TypeError(f"encode needs texts in one dimension, got {type(inputs).__name__} with {ndim}")
-    return inputs.tolist() if isinstance(inputs, np.ndarray) else inputs, False
+    return map(_plain, inputs.tolist() if isinstance(inputs, np.ndarray) else inputs), False
+
+
+def _plain(item: Any) -> Any:
+    return item["text"] if isinstance(item, dict) and item.keys() == {"text"} else item
 
 
 def as_list(inputs: Any, method: str) -> list[str]:

@@ -60,6 +60,7 @@ def test_all_features(inputs: Any, engine: Engine, minilm: Any) -> None:
         assert theirs["attention_mask"].sum() == length == ours["attention_mask"].sum()
         assert torch.equal(ours["input_ids"], theirs["input_ids"][:length])
         torch.testing.assert_close(ours["sentence_embedding"], theirs["sentence_embedding"], rtol=0, atol=1e-5)
+        assert (ours["modality"], ours["prompt_length"]) == (theirs["modality"], theirs["prompt_length"])
 
 
 def test_all_features_with_tokens(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
@@ -80,6 +81,8 @@ def test_single_inputs(small: Engine, reranker_onnx: Path) -> None:
     for text in (np.array("a text"), np.str_("a text"), np.array("a text", object)):
         assert small.is_singular_input(text)
         np.testing.assert_array_equal(small.encode(text), small.encode("a text"))
+    assert small.is_singular_input({"text": "a text"})
+    assert not small.is_singular_input([{"text": "a text"}])
     with Reranker(reranker_onnx) as reranker:
         assert reranker.is_singular_input(("a", "b"))
         assert not reranker.is_singular_input([("a", "b")])
@@ -87,6 +90,17 @@ def test_single_inputs(small: Engine, reranker_onnx: Path) -> None:
         small.is_singular_input(b"bytes")
     with pytest.raises(TypeError, match="encode needs a str or an iterable of str in order, got int"):
         small.encode(np.array(3))
+
+
+def test_texts_by_name(small: Engine, small_reference: Any) -> None:
+    """`{"text": "..."}` is a text, as where inputs may have images as well."""
+    named = [{"text": text} for text in TEXTS]
+    expected = small.encode(TEXTS)
+    for inputs in (named, tuple(named), iter(named), np.array(named), ["a", *named][1:]):
+        np.testing.assert_array_equal(small.encode(inputs), expected)
+    np.testing.assert_allclose(small_reference.encode(named), expected, atol=1e-5)
+    assert small.encode({"text": TEXTS[0]}).shape == small.encode(TEXTS[0]).shape
+    assert torch.equal(small.preprocess(named)["input_ids"], small.preprocess(TEXTS)["input_ids"])
 
 
 def test_a_prompt_and_a_prompt_name(small: Engine, reranker_onnx: Path) -> None:
