@@ -12,7 +12,7 @@ import time
 from tqdm import tqdm
 
 _STEPS = 10_000  # steps of the bar
-_LINE_S = 30.0  # between two lines where there is no terminal
+LINE_S = 30.0  # between two lines where there is no terminal
 _WITH_TOTAL = "{percentage:5.1f}% |{bar}| {desc} [{elapsed}<{remaining}]"
 _WITHOUT = "{desc} [{elapsed}]"
 
@@ -64,7 +64,7 @@ class Progress:
             size, end = self._parts[0]
             here += (end - here) * self._done_in_part / max(1, size)
         self._bar.update(0 if math.isnan(here) else max(0, round(here * _STEPS) - self._bar.n))
-        if self._lines and time.monotonic() - self._line_at >= _LINE_S:
+        if self._lines and time.monotonic() - self._line_at >= LINE_S:
             self._line_at = time.monotonic()
             share = "" if math.isnan(here) else f"{here:6.1%}, "
             print(f"{share}{self.texts:,} texts, {speed}, {self.seconds:,.0f} s", file=sys.stderr, flush=True)

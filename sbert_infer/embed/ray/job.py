@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from ray.exceptions import RayError, RayTaskError
 from sbert_infer._util.cores import usable_cores
 from sbert_infer.embed.embedder import Embedder
 from sbert_infer.embed.job import Job
+from sbert_infer.embed.progress import LINE_S
 from sbert_infer.embed.ray.output import OutputFolder
 from sbert_infer.embed.ray.source import ERROR, TEXT, CorpusDatasource
 from sbert_infer.embed.read.parts import Position, cut_parts
@@ -62,7 +66,8 @@ def embed_on_ray(
     _check_columns(job)
     _connect(options)
     try:
-        with DataContext.current(_context(folder, quiet=quiet)):
+        lines = nullcontext() if quiet or sys.stderr.isatty() else printed_lines(folder)
+        with lines, DataContext.current(_context(folder, quiet=quiet)):
             _pipeline(job, options).write_parquet(folder.path, filesystem=folder.filesystem, compression="zstd")
     except RayError as error:
         reason = first_line(error.cause if isinstance(error, RayTaskError) else error)
@@ -70,6 +75,27 @@ def embed_on_ray(
             f"on the cluster: {reason}; once that is fixed, run the same command again to go on"
         ) from error
     return folder.finish(job.origin)
+
+
+@contextmanager
+def printed_lines(folder: OutputFolder) -> Iterator[None]:
+    """Print a line now and then, as a job on one machine does where there is no terminal."""
+    start, done = time.monotonic(), threading.Event()
+
+    def run() -> None:
+        before = folder.count_rows()
+        while not done.wait(LINE_S):
+            rows, seconds = folder.count_rows(), time.monotonic() - start
+            speed = f"{(rows - before) / seconds:,.0f} rows/s"
+            print(f"{rows:,} rows written, {speed}, {seconds:,.0f} s", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=run, name="sbert-embed progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def _connect(options: RayOptions) -> None:

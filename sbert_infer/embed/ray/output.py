@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.dataset as pd
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
@@ -28,6 +30,7 @@ class OutputFolder:
     def __init__(self, output: str) -> None:
         self.name = output
         self.filesystem, self.path = resolve(output)
+        self._rows: dict[str, int] = {}  # of each file that is whole
 
     def begin(self, fingerprint: Mapping[str, Any], *, restart: bool, force: bool) -> None:
         """Check that the folder may be replaced, or belongs to the same job and can be resumed."""
@@ -66,6 +69,17 @@ class OutputFolder:
             raise EmbedError(f"ray {ray.__version__} has no checkpoints: pip install 'sbert-infer[ray]'") from error
         path = f"{self.path}/{_HIDDEN}/checkpoint"
         return CheckpointConfig(ROW, path, override_filesystem=self.filesystem, delete_checkpoint_on_success=False)
+
+    def count_rows(self) -> int:
+        """Return how many rows are written so far, without files that still lack their end."""
+        files: list[Any] = []
+        with suppress(OSError):
+            files = self.filesystem.get_file_info(pafs.FileSelector(self.path))
+        for file in files:
+            if file.extension == "parquet" and file.path not in self._rows:
+                with suppress(OSError, pa.ArrowInvalid):
+                    self._rows[file.path] = pq.read_metadata(file.path, filesystem=self.filesystem).num_rows
+        return sum(self._rows.values())
 
     def unify(self) -> None:
         """Give all files the same columns and types.

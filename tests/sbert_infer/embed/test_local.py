@@ -241,7 +241,7 @@ def test_a_new_folder_is_made(tmp_path: Path, small_onnx: Path) -> None:
 def test_a_log_gets_a_line_now_and_then(
     tmp_path: Path, small_onnx: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "_LINE_S", 0.0)
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
     corpus = write_lines(tmp_path / "a.txt", ["a", "b"])
     main([str(corpus), str(small_onnx), "-o", str(tmp_path / "out.npy")], standalone_mode=False)
     assert "100.0%, 2 texts, " in capsys.readouterr().err

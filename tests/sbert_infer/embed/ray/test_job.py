@@ -121,6 +121,34 @@ def test_a_machine_of_two_cores_resumes(tmp_path: Path, corpus: Path, small_onnx
     check_rows(output, corpus, small_onnx)
 
 
+def test_a_line_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of the files that are whole, and speed without those of an earlier run."""
+    pytest.importorskip("ray")
+    from sbert_infer.embed.ray import job
+    from sbert_infer.embed.ray.output import OutputFolder
+
+    output = tmp_path / "vectors"
+    folder = OutputFolder(str(output))
+    folder.begin({}, restart=False, force=False)
+    pq.write_table(pa.table({"row": [0, 1]}), output / "earlier.parquet")
+    (output / "half.parquet").write_bytes(b"PAR1")
+    (output / "note.txt").write_text("no rows")
+    monkeypatch.setattr(job, "LINE_S", 0.1)
+    printed = ""
+    with job.printed_lines(folder):
+        while "2 rows written, 0 rows/s, 0 s\n" not in printed:
+            printed += capsys.readouterr().err
+        pq.write_table(pa.table({"row": [2, 3, 4]}), output / "half.parquet")
+        while "\n5 rows written, " not in printed:
+            printed += capsys.readouterr().err
+    capsys.readouterr()
+    time.sleep(0.3)
+    assert capsys.readouterr().err == ""
+    OutputFolder(str(tmp_path / "gone")).count_rows()  # nothing there to list, and no error
+
+
 def check_rows(output: Path, corpus: Path, small_onnx: Path) -> None:
     """The output must hold what one machine writes, each row once."""
     found = pq.read_table(output).sort_by("row")
