@@ -31,9 +31,12 @@ class PairReference(Encoder):
     @property
     def gelu_layers(self) -> int:
         """Number of layers whose activation is a GELU; the head of some is one more."""
-        config: Any = self.encoder.config
-        heads = [getattr(config, key, "") for key in ("pooler_hidden_act", "classifier_activation")]
-        return super().gelu_layers + any("gelu" in str(name) for name in heads)
+        encoder: Any = self.encoder
+        heads = [getattr(encoder.config, key, "") for key in ("pooler_hidden_act", "classifier_activation")]
+        # Of ELECTRA's head, config.json says nothing.
+        parts = (encoder, getattr(encoder, "classifier", None))
+        heads += [type(getattr(part, "activation", None)).__name__ for part in parts]
+        return super().gelu_layers + any("gelu" in str(name).lower() for name in heads)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """[batch, length], two or three times -> [batch, labels]."""

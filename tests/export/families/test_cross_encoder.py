@@ -25,6 +25,7 @@ from sbert_infer.export.families.cross_encoder.checkpoint import is_cross_encode
 from sbert_infer.export.families.cross_encoder.family import CrossEncoder
 from sbert_infer.export.families.cross_encoder.parity import probe_pairs
 from sbert_infer.export.families.cross_encoder.reference import load_pair_reference
+from sbert_infer.export.graph.fuse import count_fused
 from tests.models.checkpoints import edit_json
 from tests.models.cross_encoders import LAYOUTS, PAIRS, cross_encoder, write_cross_encoder
 from tests.models.families import MAX_LENGTH
@@ -74,6 +75,16 @@ def test_every_layout(tmp_path: Path, layout: str, labels: int, activation: nn.M
     scores = load_pair_reference(found).score(PAIRS[:4])
     raw = expected.predict(PAIRS[:4], activation_fn=nn.Identity())
     np.testing.assert_allclose(scores, raw.reshape(scores.shape), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "in_head"), [("electra", 1), ("roberta", 0)])
+def test_the_head_counts(tmp_path: Path, family: str, in_head: int) -> None:
+    """The GELU of ELECTRA's head is in no config."""
+    model = CrossEncoder.read(write_cross_encoder(tmp_path / family, family), ExportOptions())
+    model.load()
+    reference = model.reference
+    fused = count_fused(model.trace(), reference.layers, reference.gelu_layers)
+    assert fused.gelu == fused.gelu_layers == reference.layers + in_head
 
 
 def test_a_sentence_encoder_is_not_one(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
