@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import joblib  # type: ignore[import-untyped]  # has no types
 import numpy as np
 import pytest
-from joblib import parallel_config  # type: ignore[import-untyped]  # has no types
 from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -44,6 +44,14 @@ def test_settings_come_along(export_checkpoint: MakeArtifact) -> None:
                 assert (other.on_truncate, other.info["workers"]) == ("ignore", 1)
                 assert np.array_equal(other.encode(TEXTS), expected)
         assert engine.encode(TEXTS).shape == (len(TEXTS), 16)  # the first is as it was
+
+
+def test_joblib_files(export_checkpoint: MakeArtifact, tmp_path: Path) -> None:
+    with Engine(export_checkpoint(), on_truncate="ignore") as engine:
+        engine.truncate_dim = 16
+        joblib.dump({"encoder": engine}, tmp_path / "pipeline.joblib")
+        with joblib.load(tmp_path / "pipeline.joblib")["encoder"] as other:
+            assert np.array_equal(other.encode(TEXTS), engine.encode(TEXTS))
 
 
 def test_another_process_in_another_folder(
@@ -88,7 +96,7 @@ class Features(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit
 
 
 def test_scikit_learn_in_threads(export_checkpoint: MakeArtifact) -> None:
-    with parallel_config(backend="threading"):  # processes could not import this module
+    with joblib.parallel_config(backend="threading"):  # processes could not import this module
         texts, labels = [*TEXTS, *TEXTS], [0, 1] * len(TEXTS)
         with Engine(export_checkpoint(), on_truncate="ignore", workers=1) as engine:
             model = make_pipeline(Features(engine), LogisticRegression())
