@@ -80,7 +80,7 @@ test-gpu: $(GPU)/.installed ## run the tests that need an NVIDIA GPU, in an envi
 	$(GPU)/bin/python -m sbert_infer.doctor
 	$(GPU)/bin/python -m pytest -m gpu $$(grep -rl --include='test_*.py' 'pytest\.mark\.gpu' tests)
 
-# UPSTREAM is a checkout of sentence-transformers in the installed version; nothing is copied from it.
+# UPSTREAM is a checkout of sentence-transformers, whose own package runs; nothing is copied from it.
 test-upstream: setup ## run sentence-transformers' own tests with engines: make test-upstream UPSTREAM=folder
 	@$(if $(UPSTREAM),,$(error give a checkout of sentence-transformers: make test-upstream UPSTREAM=folder))
 	$(BIN)/python -m tests.upstream $(UPSTREAM)
