@@ -94,12 +94,12 @@ def test_single_inputs(small: Engine, reranker_onnx: Path) -> None:
 
 def test_texts_by_name(small: Engine, small_reference: Any) -> None:
     """`{"text": "..."}` is a text, as where inputs may have images as well."""
-    named = [{"text": text} for text in TEXTS]
+    named: Any = [{"text": text} for text in TEXTS]
     expected = small.encode(TEXTS)
-    for inputs in (named, tuple(named), iter(named), np.array(named), ["a", *named][1:]):
+    for inputs in (named, tuple(named), iter(named), np.array(named)):
         np.testing.assert_array_equal(small.encode(inputs), expected)
     np.testing.assert_allclose(small_reference.encode(named), expected, atol=1e-5)
-    assert small.encode({"text": TEXTS[0]}).shape == small.encode(TEXTS[0]).shape
+    assert small.encode(named[0]).shape == small.encode(TEXTS[0]).shape
     assert torch.equal(small.preprocess(named)["input_ids"], small.preprocess(TEXTS)["input_ids"])
 
 
