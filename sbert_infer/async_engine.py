@@ -151,8 +151,8 @@ class AsyncEngine:
         timeout could hold so many tokens, `DeadlineError` after `timeout_s`, `TextError` if the
         model fails on one of the texts, and `WorkerError` if it can't run for now.
 
-        An "interactive" call goes before "bulk" ones; by default, one that fits into a batch is
-        interactive. Calls of different `key`s have equal shares, however many each key sends.
+        An "interactive" call goes before "bulk" ones; by default it is one text that fits into a
+        batch, or several that fit into a quarter. Each `key` has an equal share of either.
         """
         encoded = await self.encode_counted(
             texts,

@@ -64,7 +64,7 @@ class CallQueue:
         """Encode at least one text, with the prompt of the options before each."""
         unique, inverse = unique_texts(texts)
         guess = self._guess(unique, options)
-        options = self._with_priority(options, guess)
+        options = self._with_priority(options, guess, len(unique))
         little = not options.other_side and self.tokenizers.is_little(unique, options.prompt)
         if little:  # the next free worker tokenizes them
             return await self._run(unique, inverse, options, arrival, guess=guess)
@@ -80,7 +80,7 @@ class CallQueue:
         """Encode at least one text, given as token ids."""
         tokenized = await self.tokenizers.check(ids, options.deadline, options.other_side)
         self._check_truncation(tokenized, None, options)
-        options = self._with_priority(options, int(tokenized.lengths.sum()))
+        options = self._with_priority(options, int(tokenized.lengths.sum()), len(ids))
         return await self._run(tokenized, None, options, arrival)
 
     def stats(self, counts: CallCounts, *, ready: bool) -> AsyncStats:
@@ -163,9 +163,9 @@ class CallQueue:
         with self.workers.changed:
             self.scheduler.drop(call)
 
-    def _with_priority(self, options: CallOptions, tokens: int) -> CallOptions:
+    def _with_priority(self, options: CallOptions, tokens: int, texts: int) -> CallOptions:
         """Set the priority of a call with about so many tokens, unless it names one."""
-        return options._replace(priority=options.priority or self.scheduler.limits.priority_of(tokens))
+        return options._replace(priority=options.priority or self.scheduler.limits.priority_of(tokens, texts))
 
     def _check(self, tokens: int, options: CallOptions) -> Lane:
         """Return the lane of a call; raise if so many tokens can't run, or not in time."""
