@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import time
 from collections.abc import Hashable, Iterable, Sequence
@@ -33,7 +32,7 @@ from sbert_infer.scheduling.token_calls import TokenCalls
 from sbert_infer.scheduling.vector_cache import Run, VectorCache
 from sbert_infer.scheduling.warmup import warm_up
 from sbert_infer.text.inputs import as_list, as_pairs, as_texts, check_on_truncate, check_pairs, check_texts
-from sbert_infer.types import INTERACTIVE, Encoded, Observe, OnTruncate, Priority, Side, Text
+from sbert_infer.types import Encoded, Observe, OnTruncate, Priority, Side, Text
 
 Vectors = npt.NDArray[np.float32]
 
@@ -296,13 +295,10 @@ class AsyncEngine:
     def refusal(self, priority: Priority | None = None, key: Hashable = None) -> OverloadedError | None:
         """Return the error that a call for one short text would get now, None if it would run.
 
+        Without a priority, its texts may make it bulk: then both queues must be full.
         If the call is then refused with this error, report it with `count_refusal`.
         """
-        try:
-            self._queue.scheduler.check(1, math.inf, time.monotonic(), priority or INTERACTIVE, key)
-        except OverloadedError as error:
-            return error
-        return None
+        return self._queue.refusal(priority, key)
 
     def count_refusal(self, error: OverloadedError) -> None:
         """Count a call that was refused because of `refusal`, like calls refused by the queue."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 from sbert_infer.backends.base import CLOSED, Backend
 from sbert_infer.encode.output import Indices
 from sbert_infer.encode.pipeline import Pipeline, unique_texts
-from sbert_infer.errors import DeadlineError, EngineError, WorkerError
+from sbert_infer.errors import DeadlineError, EngineError, OverloadedError, WorkerError
 from sbert_infer.scheduling.call import Call, CallOptions, Deadlines, guess_tokens
 from sbert_infer.scheduling.lane import Lane
 from sbert_infer.scheduling.limits import Limits
@@ -19,7 +20,7 @@ from sbert_infer.scheduling.stats import TOTALS, AsyncStats, CallCounts, LaneSta
 from sbert_infer.scheduling.tokenizer_pool import TokenizerPool
 from sbert_infer.scheduling.workers import Workers
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
-from sbert_infer.types import INTERACTIVE, Encoded, Observe, Text
+from sbert_infer.types import INTERACTIVE, Encoded, Observe, Priority, Text
 
 
 class CallQueue:
@@ -82,6 +83,19 @@ class CallQueue:
         self._check_truncation(tokenized, None, options)
         options = self._with_priority(options, int(tokenized.lengths.sum()), len(ids))
         return await self._run(tokenized, None, options, arrival)
+
+    def refusal(self, priority: Priority | None, key: Hashable) -> OverloadedError | None:
+        """Return the error that a text would get now in every lane that may be its own."""
+        lanes = self.scheduler.lanes if priority is None else (priority,)
+        refusals = [self._refusal(lane, key) for lane in lanes]
+        return None if None in refusals else refusals[0]
+
+    def _refusal(self, lane: Priority, key: Hashable) -> OverloadedError | None:
+        try:
+            self.scheduler.check(1, math.inf, time.monotonic(), lane, key)
+        except OverloadedError as error:
+            return error
+        return None
 
     def stats(self, counts: CallCounts, *, ready: bool) -> AsyncStats:
         """Return the current counters and gauges."""
