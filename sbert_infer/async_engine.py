@@ -77,7 +77,8 @@ class AsyncEngine:
                 others are waiting or were within the last ten seconds.
             timeout_s: how long a call may take, unless it sets its own timeout.
             hang_timeout_s: a batch that runs longer than this is given up, and the worker and
-                backend that run it are replaced.
+                backend that run it are replaced. A text of n times `max_batch_tokens` has n times
+                as long.
             verify: when to check the vectors of this machine, as for `Engine`. Not for an open one.
             compute: "auto" for what `sbert-tune` has chosen, as for `Engine`. Not for an open one.
             cache_mb: memory for vectors of texts that a sentence encoder has encoded before.

@@ -47,7 +47,7 @@ class CallQueue:
             include_prompt: whether pooling includes the prompt's tokens.
             replace_backend: opens the model again, and returns the backend used until then.
             tokenizer_of_other_side: loads a tokenizer that cuts long texts at the opposite end.
-            hang_timeout_s: a batch that runs longer than this is given up.
+            hang_timeout_s: a full batch that runs longer than this is given up.
             observe: called with measurements.
 
         """
