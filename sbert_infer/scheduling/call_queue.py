@@ -65,23 +65,21 @@ class CallQueue:
         """Encode at least one text, with the prompt of the options before each."""
         unique, inverse = unique_texts(texts)
         guess = self._guess(unique, options)
-        options = self._with_priority(options, guess, len(unique))
+        options = self._with_priority(options, guess_tokens(unique, options.prompt), len(unique))
         little = not options.other_side and self.tokenizers.is_little(unique, options.prompt)
         if little:  # the next free worker tokenizes them
             return await self._run(unique, inverse, options, arrival, guess=guess)
         with self._reserved(guess, options):
-            tokenized, skip = await self.tokenizers.tokenize(
-                unique, options.prompt, options.deadline, options.other_side
-            )
+            tokenized, skip = await self.tokenizers.tokenize(unique, options)
         self._check_truncation(tokenized, inverse, options)
         self._observe("tokenize", time.monotonic() - arrival)
         return await self._run(tokenized, inverse, options, arrival, prompt_length=skip)
 
     async def encode_tokens(self, ids: Sequence[Sequence[int]], options: CallOptions, arrival: float) -> Encoded:
         """Encode at least one text, given as token ids."""
-        tokenized = await self.tokenizers.check(ids, options.deadline, options.other_side)
+        options = self._with_priority(options, sum(map(len, ids)), len(ids))
+        tokenized = await self.tokenizers.check(ids, options)
         self._check_truncation(tokenized, None, options)
-        options = self._with_priority(options, int(tokenized.lengths.sum()), len(ids))
         return await self._run(tokenized, None, options, arrival)
 
     def refusal(self, priority: Priority | None, key: Hashable) -> OverloadedError | None:
@@ -178,7 +176,10 @@ class CallQueue:
             self.scheduler.drop(call)
 
     def _with_priority(self, options: CallOptions, tokens: int, texts: int) -> CallOptions:
-        """Set the priority of a call with about so many tokens, unless it names one."""
+        """Set the priority of a call with about so many tokens, uncut, unless it names one.
+
+        Even what is cut must be tokenized.
+        """
         return options._replace(priority=options.priority or self.scheduler.limits.priority_of(tokens, texts))
 
     def _check(self, tokens: int, options: CallOptions) -> Lane:
