@@ -87,7 +87,7 @@ def expressions() -> dict[str, str]:
 
 
 def metrics_of(expression: str) -> set[str]:
-    return set(re.findall(r"\b(?:sbert|process)_\w+", expression))
+    return set(re.findall(r"\b(?:(?:sbert|process)_\w+|up\b)", expression))
 
 
 def labels_of(expression: str) -> set[str]:
@@ -101,12 +101,12 @@ def test_metrics_and_labels_exist(where: str, labels: dict[str, set[str]]) -> No
     expression = expressions()[where]
     used = metrics_of(expression)
     assert used
-    assert used <= set(labels)
-    assert labels_of(expression) <= ADDED_LABELS.union(*(labels[name] for name in used))
+    assert used <= set(labels) | {"up"}  # Prometheus' own
+    assert labels_of(expression) <= ADDED_LABELS.union(*(labels[name] for name in used - {"up"}))
 
 
 def test_wrong_metrics_and_labels_are_found() -> None:
-    expression = 'sum by (le, kind) (rate(sbert_gone_bucket{state!="x", model=~"$model"}[5m]))'
+    expression = 'sum by (le, kind) (rate(sbert_gone_bucket{state!="x", model=~"$model"}[5m])) / upper'
     assert metrics_of(expression) == {"sbert_gone_bucket"}
     assert labels_of(expression) == {"le", "kind", "state", "model"}
 
@@ -115,6 +115,15 @@ def test_the_autoscaler_follows_a_metric_of_the_adapter(labels: dict[str, set[st
     names = [each["pods"]["metric"]["name"] for each in manifest("HorizontalPodAutoscaler")["spec"]["metrics"][:1]]
     assert names == ["sbert_queue_tokens"]
     assert metrics_of(expressions()["adapter"]) == set(names) <= set(labels)
+
+
+def test_a_server_that_is_gone_raises_an_alert() -> None:
+    """All other alerts need its series."""
+    down = expressions()["SbertServerDown"]
+    (job,) = load("monitoring/prometheus.yaml")["scrape_configs"]
+    assert set(re.findall(r'job="(.*?)"', down)) == {job["job_name"]}
+    assert manifest("Service")["metadata"]["name"] == job["job_name"]  # which the operator takes
+    assert "absent(" in down
 
 
 def test_both_files_of_alerts_agree() -> None:
