@@ -215,11 +215,25 @@ def test_selectors_find_the_pods() -> None:
     assert manifest("NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == pod
     assert manifest("Service")["spec"]["selector"] == pod
     assert manifest("ServiceMonitor")["spec"]["selector"]["matchLabels"] == manifest("Service")["metadata"]["labels"]
-    assert manifest("ServiceMonitor")["spec"]["endpoints"][0]["port"] == manifest("Service")["spec"]["ports"][0]["name"]
     assert (
         manifest("HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]["name"]
         == manifest("Deployment")["metadata"]["name"]
     )
+
+
+def test_prometheus_needs_no_key_and_clients_do_not_see_metrics() -> None:
+    ports = {each["name"]: each["containerPort"] for each in container()["ports"]}
+    assert f"--metrics-port={ports['metrics']}" in container()["args"]
+    assert {each["name"]: each["targetPort"] for each in manifest("Service")["spec"]["ports"]} == dict(
+        zip(*[ports] * 2)
+    )
+    (endpoint,) = manifest("ServiceMonitor")["spec"]["endpoints"]
+    assert (endpoint["port"], endpoint["path"]) == ("metrics", "/metrics")
+    rules = manifest("NetworkPolicy")["spec"]["ingress"]
+    allowed = {port["port"]: rule["from"] for rule in rules for port in rule["ports"]}
+    assert allowed["metrics"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    assert allowed.keys() == ports.keys()
+    assert not any(source in allowed["http"] for source in allowed["metrics"])
 
 
 def test_a_pod_has_no_privileges() -> None:
@@ -247,9 +261,8 @@ def test_keys_are_not_in_the_repository() -> None:
     for file in secret["files"]:
         ignored = subprocess.run(["git", "check-ignore", f"deploy/kubernetes/base/{file}"], cwd=ROOT, check=False)
         assert ignored.returncode == 0
-    credentials = manifest("ServiceMonitor")["spec"]["endpoints"][0]["authorization"]["credentials"]
-    assert credentials["name"] == secret["name"]
-    assert credentials["key"] in secret["files"]
+    assert "--api-key-file=/keys/keys.txt" in container()["args"]
+    assert secret["files"] == ["keys.txt"]
 
 
 def test_images_have_the_version_of_the_package() -> None:
