@@ -224,9 +224,8 @@ def test_selectors_find_the_pods() -> None:
 def test_prometheus_needs_no_key_and_clients_do_not_see_metrics() -> None:
     ports = {each["name"]: each["containerPort"] for each in container()["ports"]}
     assert f"--metrics-port={ports['metrics']}" in container()["args"]
-    assert {each["name"]: each["targetPort"] for each in manifest("Service")["spec"]["ports"]} == dict(
-        zip(*[ports] * 2)
-    )
+    assert {each["name"] for each in manifest("Service")["spec"]["ports"]} == ports.keys()
+    assert all(each["targetPort"] == each["name"] for each in manifest("Service")["spec"]["ports"])
     (endpoint,) = manifest("ServiceMonitor")["spec"]["endpoints"]
     assert (endpoint["port"], endpoint["path"]) == ("metrics", "/metrics")
     rules = manifest("NetworkPolicy")["spec"]["ingress"]
