@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -74,7 +74,7 @@ def test_a_full_lane_refuses_only_what_belongs_there(server: Running) -> None:
     query, bulk = {"inputs": "a cat"}, {"inputs": [f"a cat {number}" for number in range(200)]}
     headers: list[dict[str, str]] = [{}, {"x-priority": "interactive"}, {"x-priority": "bulk"}]
 
-    def statuses(body: dict[str, object]) -> list[int]:
+    def statuses(body: Mapping[str, object]) -> list[int]:
         return [server.post("/embed", body, headers=header).status_code for header in headers]
 
     with crowded(server, [INTERACTIVE]):
