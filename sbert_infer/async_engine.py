@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import time
 from collections.abc import Hashable, Iterable, Sequence
@@ -33,7 +32,7 @@ from sbert_infer.scheduling.token_calls import TokenCalls
 from sbert_infer.scheduling.vector_cache import Run, VectorCache
 from sbert_infer.scheduling.warmup import warm_up
 from sbert_infer.text.inputs import as_list, as_pairs, as_texts, check_on_truncate, check_pairs, check_texts
-from sbert_infer.types import INTERACTIVE, Encoded, Observe, OnTruncate, Priority, Side, Text
+from sbert_infer.types import Encoded, Observe, OnTruncate, Priority, Side, Text
 
 Vectors = npt.NDArray[np.float32]
 
@@ -78,7 +77,8 @@ class AsyncEngine:
                 others are waiting or were within the last ten seconds.
             timeout_s: how long a call may take, unless it sets its own timeout.
             hang_timeout_s: a batch that runs longer than this is given up, and the worker and
-                backend that run it are replaced.
+                backend that run it are replaced. A text of n times `max_batch_tokens` has n times
+                as long.
             verify: when to check the vectors of this machine, as for `Engine`. Not for an open one.
             compute: "auto" for what `sbert-tune` has chosen, as for `Engine`. Not for an open one.
             cache_mb: memory for vectors of texts that a sentence encoder has encoded before.
@@ -151,8 +151,8 @@ class AsyncEngine:
         timeout could hold so many tokens, `DeadlineError` after `timeout_s`, `TextError` if the
         model fails on one of the texts, and `WorkerError` if it can't run for now.
 
-        An "interactive" call goes before "bulk" ones; by default, one that fits into a batch is
-        interactive. Calls of different `key`s have equal shares, however many each key sends.
+        An "interactive" call goes before "bulk" ones; by default it is one text that fits into a
+        batch, or several that fit into a quarter. Each `key` has an equal share of either.
         """
         encoded = await self.encode_counted(
             texts,
@@ -296,13 +296,10 @@ class AsyncEngine:
     def refusal(self, priority: Priority | None = None, key: Hashable = None) -> OverloadedError | None:
         """Return the error that a call for one short text would get now, None if it would run.
 
+        Without a priority, its texts may make it bulk: then both queues must be full.
         If the call is then refused with this error, report it with `count_refusal`.
         """
-        try:
-            self._queue.scheduler.check(1, math.inf, time.monotonic(), priority or INTERACTIVE, key)
-        except OverloadedError as error:
-            return error
-        return None
+        return self._queue.refusal(priority, key)
 
     def count_refusal(self, error: OverloadedError) -> None:
         """Count a call that was refused because of `refusal`, like calls refused by the queue."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
@@ -132,7 +133,7 @@ class Call(Request):
         _settle([(self.future, None, error)])
 
 
-def guess_tokens(texts: Iterable[Text], prompt: str, max_length: int) -> int:
+def guess_tokens(texts: Iterable[Text], prompt: str, max_length: int = sys.maxsize) -> int:
     """Estimate the tokens of texts that are not tokenized yet, with `prompt` before each."""
     more = _SPECIAL_TOKENS + len(prompt) // _CHARACTERS_PER_TOKEN
     return sum(min(max_length, characters(text) // _CHARACTERS_PER_TOKEN + more) for text in texts)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 from sbert_infer.backends.base import CLOSED, Backend
 from sbert_infer.encode.output import Indices
 from sbert_infer.encode.pipeline import Pipeline, unique_texts
-from sbert_infer.errors import DeadlineError, EngineError, WorkerError
+from sbert_infer.errors import DeadlineError, EngineError, OverloadedError, WorkerError
 from sbert_infer.scheduling.call import Call, CallOptions, Deadlines, guess_tokens
 from sbert_infer.scheduling.lane import Lane
 from sbert_infer.scheduling.limits import Limits
@@ -19,7 +20,7 @@ from sbert_infer.scheduling.stats import TOTALS, AsyncStats, CallCounts, LaneSta
 from sbert_infer.scheduling.tokenizer_pool import TokenizerPool
 from sbert_infer.scheduling.workers import Workers
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
-from sbert_infer.types import INTERACTIVE, Encoded, Observe, Text
+from sbert_infer.types import INTERACTIVE, Encoded, Observe, Priority, Text
 
 
 class CallQueue:
@@ -46,7 +47,7 @@ class CallQueue:
             include_prompt: whether pooling includes the prompt's tokens.
             replace_backend: opens the model again, and returns the backend used until then.
             tokenizer_of_other_side: loads a tokenizer that cuts long texts at the opposite end.
-            hang_timeout_s: a batch that runs longer than this is given up.
+            hang_timeout_s: a full batch that runs longer than this is given up.
             observe: called with measurements.
 
         """
@@ -64,24 +65,35 @@ class CallQueue:
         """Encode at least one text, with the prompt of the options before each."""
         unique, inverse = unique_texts(texts)
         guess = self._guess(unique, options)
-        options = self._with_priority(options, guess)
+        options = self._with_priority(options, guess_tokens(unique, options.prompt), len(unique))
         little = not options.other_side and self.tokenizers.is_little(unique, options.prompt)
         if little:  # the next free worker tokenizes them
             return await self._run(unique, inverse, options, arrival, guess=guess)
         with self._reserved(guess, options):
-            tokenized, skip = await self.tokenizers.tokenize(
-                unique, options.prompt, options.deadline, options.other_side
-            )
+            tokenized, skip = await self.tokenizers.tokenize(unique, options)
         self._check_truncation(tokenized, inverse, options)
         self._observe("tokenize", time.monotonic() - arrival)
         return await self._run(tokenized, inverse, options, arrival, prompt_length=skip)
 
     async def encode_tokens(self, ids: Sequence[Sequence[int]], options: CallOptions, arrival: float) -> Encoded:
         """Encode at least one text, given as token ids."""
-        tokenized = await self.tokenizers.check(ids, options.deadline, options.other_side)
+        options = self._with_priority(options, sum(map(len, ids)), len(ids))
+        tokenized = await self.tokenizers.check(ids, options)
         self._check_truncation(tokenized, None, options)
-        options = self._with_priority(options, int(tokenized.lengths.sum()))
         return await self._run(tokenized, None, options, arrival)
+
+    def refusal(self, priority: Priority | None, key: Hashable) -> OverloadedError | None:
+        """Return the error that a text would get now in every lane that may be its own."""
+        lanes = self.scheduler.lanes if priority is None else (priority,)
+        refusals = [self._refusal(lane, key) for lane in lanes]
+        return None if None in refusals else refusals[0]
+
+    def _refusal(self, lane: Priority, key: Hashable) -> OverloadedError | None:
+        try:
+            self.scheduler.check(1, math.inf, time.monotonic(), lane, key)
+        except OverloadedError as error:
+            return error
+        return None
 
     def stats(self, counts: CallCounts, *, ready: bool) -> AsyncStats:
         """Return the current counters and gauges."""
@@ -163,9 +175,12 @@ class CallQueue:
         with self.workers.changed:
             self.scheduler.drop(call)
 
-    def _with_priority(self, options: CallOptions, tokens: int) -> CallOptions:
-        """Set the priority of a call with about so many tokens, unless it names one."""
-        return options._replace(priority=options.priority or self.scheduler.limits.priority_of(tokens))
+    def _with_priority(self, options: CallOptions, tokens: int, texts: int) -> CallOptions:
+        """Set the priority of a call with about so many tokens, uncut, unless it names one.
+
+        Even what is cut must be tokenized.
+        """
+        return options._replace(priority=options.priority or self.scheduler.limits.priority_of(tokens, texts))
 
     def _check(self, tokens: int, options: CallOptions) -> Lane:
         """Return the lane of a call; raise if so many tokens can't run, or not in time."""

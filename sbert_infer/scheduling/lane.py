@@ -64,6 +64,8 @@ class Lane:
         # turn is next first, and of each key the request whose turn is next.
         self._ages: OrderedDict[Request, None] = OrderedDict()
         self._turns: OrderedDict[Hashable, OrderedDict[Request, None]] = OrderedDict()
+        # What long texts took beyond the turns of their keys. It comes off later turns.
+        self._debts: dict[Hashable, int] = {}
         self._waiting_texts = self._waiting_tokens = self._round_tokens = 0
         self._round: deque[Work] = deque()
 
@@ -258,14 +260,18 @@ class Lane:
     def _pick_by_turns(self, now: float, room: int) -> Iterator[Part]:
         while self._turns and room > 0:
             key, requests = next(iter(self._turns.items()))
-            left = self.limits.quantum
+            left = self.limits.quantum - self._debts.pop(key, 0)
             while left > 0 and room > 0 and (request := self._next_of(requests, now)) is not None:
                 requests.move_to_end(request)
                 rows, tokens = self._take(request, self.limits.quantum)
                 left, room = left - tokens, room - tokens
                 yield request, rows
+            if left < 0:
+                self._debts[key] = -left
             if left <= 0 and key in self._turns:  # otherwise it goes on in the next round
                 self._turns.move_to_end(key)
+        if not self._turns:
+            self._debts.clear()
 
     def _next_of(self, queue: OrderedDict[Request, None], now: float) -> Request | None:
         """Return the first request that is not past its deadline, and forget those before it."""

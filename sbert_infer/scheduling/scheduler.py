@@ -47,7 +47,7 @@ class Scheduler:
         self.running: set[Work] = set()
         self.lanes: dict[Priority, Lane] = {INTERACTIVE: Lane(limits), BULK: Lane(limits)}
         # Tokens that bulk must start before more interactive ones: once it is a full batch, that
-        # goes first.
+        # goes first. Less than 0 after a text that is longer than that.
         self._owed = 0.0
         self._done_tokens = self._done_s = 0.0  # recent tokens and seconds under load
         self._mark = 0.0  # when a batch last ended, or the first one started
@@ -231,8 +231,11 @@ class Scheduler:
         return work
 
     def _count_owed(self, work: Work) -> None:
-        """Count what bulk is owed: nothing while it does not wait."""
-        if work.priority == BULK:
+        """Count what bulk is owed: no more while it does not wait."""
+        if work.priority == INTERACTIVE:
+            owed = self._owed + work.tokens / _PER_BULK_TOKEN
+            self._owed = owed if self.lanes[BULK].waits else min(0.0, owed)
+        elif self._owed >= self.limits.quantum:
+            self._owed -= work.tokens
+        elif self._owed > 0:  # it ran where no interactive batch waited: that costs nothing more
             self._owed = max(0.0, self._owed - work.tokens)
-        else:
-            self._owed = self._owed + work.tokens / _PER_BULK_TOKEN if self.lanes[BULK].waits else 0.0

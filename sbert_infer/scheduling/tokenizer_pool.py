@@ -13,18 +13,18 @@ import numpy as np
 from sbert_infer.backends.base import CLOSED
 from sbert_infer.encode.pipeline import Pipeline
 from sbert_infer.errors import EngineError
-from sbert_infer.scheduling.call import within
+from sbert_infer.scheduling.call import CallOptions, within
+from sbert_infer.text.batching import cut_in_order
 from sbert_infer.text.inputs import characters, prepend
 from sbert_infer.text.tokenizer import TokenizedTexts, Tokenizer
-from sbert_infer.types import Text
+from sbert_infer.types import BULK, INTERACTIVE, Text
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
-# Texts that are tokenized in one piece. A caller with one text waits for no more than a piece of a
-# caller with thousands.
-_PIECE_TEXTS = 64
-_THREADS = 2  # the tokenizer itself spreads a piece over the cores, and releases the GIL
+# Texts that are tokenized in one piece, and their characters, if there are several: of each other
+# caller of its lane, a caller with one text waits for no more than a piece.
+_PIECE_TEXTS, _PIECE_CHARACTERS = 64, 2**16
 # Characters that take about 0.2 ms to tokenize. Handing them to a thread would cost as much.
 _FEW_CHARACTERS = 1000
 _TEXT_COST = 20  # fixed cost of a text, in characters
@@ -37,7 +37,12 @@ class TokenizerPool:
     def __init__(self, pipeline: Pipeline, other_side: Callable[[int], Tokenizer], *, include_prompt: bool) -> None:
         self._pipeline, self._include_prompt = pipeline, include_prompt
         self._other_side = lru_cache(maxsize=1)(other_side)  # loaded when first needed, which is rare
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sbert-infer-tokenizer")
+        # One for each lane: the tokenizer itself spreads a piece over the cores, and releases the
+        # GIL. A text keeps one core, so bulk leaves the others to interactive texts.
+        self._threads = {
+            lane: ThreadPoolExecutor(1, thread_name_prefix=f"sbert-infer-tokenizer-{lane}")
+            for lane in (INTERACTIVE, BULK)
+        }
         self._prompt_length = lru_cache(maxsize=_PROMPTS)(pipeline.tokenizer.prompt_length)
 
     def tokenizer(self, other_side: bool) -> Tokenizer:
@@ -56,31 +61,30 @@ class TokenizerPool:
         """Do what `tokenize` does, but in the calling thread."""
         return self._tokenize(texts, prompt), self._left_out(prompt)
 
-    async def tokenize(
-        self, texts: Sequence[Text], prompt: str, deadline: float, other_side: bool = False
-    ) -> tuple[TokenizedTexts, int]:
-        """Tokenize `texts`, with `prompt` before each.
+    async def tokenize(self, texts: Sequence[Text], options: CallOptions) -> tuple[TokenizedTexts, int]:
+        """Tokenize `texts`, with the prompt before each.
 
         Returns the tokens, and how many leading tokens pooling leaves out.
         """
-        skip = await self._run(deadline, self._left_out, prompt) if prompt else 0
+        prompt = options.prompt
+        skip = await self._run(options, self._left_out, prompt) if prompt else 0
+        sizes = np.fromiter(map(characters, texts), np.int64, len(texts))
         pieces = [
-            await self._run(deadline, self._tokenize, texts[start : start + _PIECE_TEXTS], prompt, other_side)
-            for start in range(0, len(texts), _PIECE_TEXTS)
+            await self._run(options, self._tokenize, texts[rows[0] : rows[-1] + 1], prompt, options.other_side)
+            for rows in cut_in_order(sizes, _PIECE_CHARACTERS, _PIECE_TEXTS)
         ]
         return TokenizedTexts.joined((piece, np.arange(len(piece.lengths))) for piece in pieces), skip
 
-    async def check(
-        self, token_ids: Sequence[Sequence[int]], deadline: float, other_side: bool = False
-    ) -> TokenizedTexts:
+    async def check(self, token_ids: Sequence[Sequence[int]], options: CallOptions) -> TokenizedTexts:
         """Check texts that were tokenized elsewhere, and cut those over the limit."""
-        if sum(map(len, token_ids)) <= _FEW_CHARACTERS and not other_side:
+        if sum(map(len, token_ids)) <= _FEW_CHARACTERS and not options.other_side:
             return self._pipeline.tokenizer.tokenized(token_ids)
-        return await self._run(deadline, lambda: self.tokenizer(other_side).tokenized(token_ids))
+        return await self._run(options, lambda: self.tokenizer(options.other_side).tokenized(token_ids))
 
     def close(self) -> None:
         """Accept no more pieces, and wait for those under way."""
-        self._threads.shutdown()
+        for thread in self._threads.values():
+            thread.shutdown()
 
     def _tokenize(self, texts: Sequence[Text], prompt: str, other_side: bool = False) -> TokenizedTexts:
         return _without_panic(self.tokenizer(other_side), prepend(prompt, texts) if prompt else texts)
@@ -88,12 +92,13 @@ class TokenizerPool:
     def _left_out(self, prompt: str) -> int:
         return _without_panic(self._prompt_length, prompt) if prompt and not self._include_prompt else 0
 
-    async def _run(self, deadline: float, function: Callable[..., Result], *arguments: object) -> Result:
+    async def _run(self, options: CallOptions, function: Callable[..., Result], *arguments: object) -> Result:
+        thread = self._threads[options.priority or INTERACTIVE]
         try:
-            future = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+            future = asyncio.get_running_loop().run_in_executor(thread, function, *arguments)
         except RuntimeError:  # the threads were shut down
             raise EngineError(CLOSED) from None
-        return await within(future, deadline)
+        return await within(future, options.deadline)
 
 
 def _without_panic(function: Callable[[Argument], Result], argument: Argument) -> Result:

@@ -218,8 +218,8 @@ class Workers:
         while not self._stop.wait(_WATCH_S):
             now = time.monotonic()
             with self.changed:
-                hung = [work for work in self._scheduler.running if work.last_started < now - self._hang_timeout_s]
                 running = self._scheduler.running
+                hung = [work for work in running if work.last_started < now - self._most_s(work)]
                 self._suspected = any(work.last_started < now - self._patience_s(work) for work in running)
                 dead = [work for work, run in self._runs.items() if not run.thread.is_alive()]
                 ended = not all(thread.is_alive() for thread in self._threads)  # even without a batch
@@ -227,20 +227,21 @@ class Workers:
                     self._backend = None
                     self.changed.notify_all()
             for work in hung:
-                self._lose(work, f"the worker that ran it hung for {self._hang_timeout_s:g} s")
+                self._lose(work, f"the worker that ran it hung for {self._most_s(work):g} s")
             for work in dead:
                 self._lose(work, "the worker that ran it died")
             if self._backend is None and time.monotonic() >= self._retry_at:
                 self._replace()
 
-    def _patience_s(self, work: Work) -> float:
-        """Return how long a batch may run before it seems to hang.
+    def _most_s(self, work: Work) -> float:
+        """Return after how long a batch is given up: a text longer than a full batch has more."""
+        return self._hang_timeout_s * max(1.0, _size(work) / self._scheduler.limits.max_batch_tokens)
 
-        It is given up only after `hang_timeout_s`.
-        """
+    def _patience_s(self, work: Work) -> float:
+        """Return how long a batch may run before it seems to hang."""
         if self._usual_s is None:
-            return self._hang_timeout_s
-        return min(self._hang_timeout_s, max(_SUSPECT_S, _SUSPECT_TIMES * self._usual_s * _size(work)))
+            return self._most_s(work)
+        return min(self._most_s(work), max(_SUSPECT_S, _SUSPECT_TIMES * self._usual_s * _size(work)))
 
     def _replace(self) -> None:
         """Open a new backend and start its threads; if that fails, fail all queued requests."""

@@ -87,7 +87,7 @@ def expressions() -> dict[str, str]:
 
 
 def metrics_of(expression: str) -> set[str]:
-    return set(re.findall(r"\b(?:sbert|process)_\w+", expression))
+    return set(re.findall(r"\b(?:(?:sbert|process)_\w+|up\b)", expression))
 
 
 def labels_of(expression: str) -> set[str]:
@@ -101,12 +101,12 @@ def test_metrics_and_labels_exist(where: str, labels: dict[str, set[str]]) -> No
     expression = expressions()[where]
     used = metrics_of(expression)
     assert used
-    assert used <= set(labels)
-    assert labels_of(expression) <= ADDED_LABELS.union(*(labels[name] for name in used))
+    assert used <= set(labels) | {"up"}  # Prometheus' own
+    assert labels_of(expression) <= ADDED_LABELS.union(*(labels[name] for name in used - {"up"}))
 
 
 def test_wrong_metrics_and_labels_are_found() -> None:
-    expression = 'sum by (le, kind) (rate(sbert_gone_bucket{state!="x", model=~"$model"}[5m]))'
+    expression = 'sum by (le, kind) (rate(sbert_gone_bucket{state!="x", model=~"$model"}[5m])) / upper'
     assert metrics_of(expression) == {"sbert_gone_bucket"}
     assert labels_of(expression) == {"le", "kind", "state", "model"}
 
@@ -115,6 +115,15 @@ def test_the_autoscaler_follows_a_metric_of_the_adapter(labels: dict[str, set[st
     names = [each["pods"]["metric"]["name"] for each in manifest("HorizontalPodAutoscaler")["spec"]["metrics"][:1]]
     assert names == ["sbert_queue_tokens"]
     assert metrics_of(expressions()["adapter"]) == set(names) <= set(labels)
+
+
+def test_a_server_that_is_gone_raises_an_alert() -> None:
+    """All other alerts need its series."""
+    down = expressions()["SbertServerDown"]
+    (job,) = load("monitoring/prometheus.yaml")["scrape_configs"]
+    assert set(re.findall(r'job="(.*?)"', down)) == {job["job_name"]}
+    assert manifest("Service")["metadata"]["name"] == job["job_name"]  # which the operator takes
+    assert "absent(" in down
 
 
 def test_both_files_of_alerts_agree() -> None:
@@ -206,11 +215,24 @@ def test_selectors_find_the_pods() -> None:
     assert manifest("NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == pod
     assert manifest("Service")["spec"]["selector"] == pod
     assert manifest("ServiceMonitor")["spec"]["selector"]["matchLabels"] == manifest("Service")["metadata"]["labels"]
-    assert manifest("ServiceMonitor")["spec"]["endpoints"][0]["port"] == manifest("Service")["spec"]["ports"][0]["name"]
     assert (
         manifest("HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]["name"]
         == manifest("Deployment")["metadata"]["name"]
     )
+
+
+def test_prometheus_needs_no_key_and_clients_do_not_see_metrics() -> None:
+    ports = {each["name"]: each["containerPort"] for each in container()["ports"]}
+    assert f"--metrics-port={ports['metrics']}" in container()["args"]
+    assert {each["name"] for each in manifest("Service")["spec"]["ports"]} == ports.keys()
+    assert all(each["targetPort"] == each["name"] for each in manifest("Service")["spec"]["ports"])
+    (endpoint,) = manifest("ServiceMonitor")["spec"]["endpoints"]
+    assert (endpoint["port"], endpoint["path"]) == ("metrics", "/metrics")
+    rules = manifest("NetworkPolicy")["spec"]["ingress"]
+    allowed = {port["port"]: rule["from"] for rule in rules for port in rule["ports"]}
+    assert allowed["metrics"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    assert allowed.keys() == ports.keys()
+    assert not any(source in allowed["http"] for source in allowed["metrics"])
 
 
 def test_a_pod_has_no_privileges() -> None:
@@ -238,9 +260,8 @@ def test_keys_are_not_in_the_repository() -> None:
     for file in secret["files"]:
         ignored = subprocess.run(["git", "check-ignore", f"deploy/kubernetes/base/{file}"], cwd=ROOT, check=False)
         assert ignored.returncode == 0
-    credentials = manifest("ServiceMonitor")["spec"]["endpoints"][0]["authorization"]["credentials"]
-    assert credentials["name"] == secret["name"]
-    assert credentials["key"] in secret["files"]
+    assert "--api-key-file=/keys/keys.txt" in container()["args"]
+    assert secret["files"] == ["keys.txt"]
 
 
 def test_images_have_the_version_of_the_package() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -220,6 +221,27 @@ def test_a_large_batch_after_many_small_ones_does_not_seem_to_hang(small: Engine
             workers._usual_s = 0.001  # as if measured: the large one takes 4 s
             assert workers._patience_s(few) == 3.0
             assert workers._patience_s(many) == pytest.approx(40.96)
+
+    run(main)
+
+
+def test_a_text_that_is_longer_than_a_batch_may_take_longer(small: Engine, fakes: list[FakeBackend]) -> None:
+    """A full batch of 128 tokens has 20 s; one core may need minutes for 8,192 tokens."""
+    hung = []
+
+    async def main() -> None:
+        async with AsyncEngine(small) as engine:
+            workers = engine._queue.workers
+            workers._lose = lambda work, reason: hung.append((work.length, reason))  # type: ignore[method-assign]
+            now = time.monotonic()
+            for length, texts, seconds in [(8, 16, 15), (64, 2, 30), (1024, 1, 150), (2048, 1, 330), (8192, 1, 1200)]:
+                work = Work([], length, 0, texts=texts, tokens=length * texts)
+                work.started = work.last_started = now - seconds
+                engine._queue.scheduler.running.add(work)
+            await until(lambda: len(hung) >= 2)
+            engine._queue.scheduler.running.clear()
+            reasons = {64: "the worker that ran it hung for 20 s", 2048: "the worker that ran it hung for 320 s"}
+            assert dict(hung) == reasons
 
     run(main)
 

@@ -30,7 +30,8 @@ class Router:
     While the queue of the only model is full, requests for it are refused. That comes after the
     check of the keys, so that strangers learn nothing about the queue, and before the body is
     parsed, so that a refusal costs little. What passes may still be refused by the engine's own
-    queue, which knows how many tokens a request has, and whether that makes it interactive or bulk.
+    queue, which knows how many tokens a request has, and whether that makes it interactive or bulk:
+    a request that does not say passes if either has room.
     """
 
     def __init__(self, operations: Sequence[Operation], models: Models, settings: Settings, access: Access) -> None:

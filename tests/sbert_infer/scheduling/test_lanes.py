@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,12 +97,12 @@ def same(one: Request, other: Request) -> bool:
     return one.priority == other.priority and one.key == other.key
 
 
-@given(ARRIVALS, st.integers(1, 3), st.integers(0, 1))
+@given(ARRIVALS, st.integers(1, 3), st.integers(0, 1), st.sampled_from([16, 64]))
 def test_nobody_waits_for_more_than_the_bounds(
-    arrivals: list[tuple[float, tuple[str, list[int]], str]], workers: int, spare: int
+    arrivals: list[tuple[float, tuple[str, list[int]], str]], workers: int, spare: int, batch: int
 ) -> None:
     before.clear()
-    limits = Limits(max_batch_tokens=64, min_batch_tokens=16, workers=workers, max_length=64, spare_workers=spare)
+    limits = Limits(max_batch_tokens=batch, min_batch_tokens=16, workers=workers, max_length=64, spare_workers=spare)
     times = np.cumsum([gap for gap, *_ in arrivals])
     requests = [
         request(*lengths, arrival=float(time), priority=priority, key=key)
@@ -110,18 +111,18 @@ def test_nobody_waits_for_more_than_the_bounds(
     simulation = Watching(Scheduler(limits))
     simulation.run(requests)
     assert set(simulation.finished) == set(requests)
-    quantum, most = limits.quantum, len(requests)
-    round_tokens = 2 * (limits.half_round(most) + quantum)
+    longest, most = limits.longest, len(requests)
+    round_tokens = 2 * (limits.half_round(most) + longest)
     for each in requests:
         tokens, of_key = before[each]
         by_age = (1 + math.ceil((tokens + each.tokens) / limits.half_round(0))) * round_tokens
-        by_turns = limits.tokens_before_turn(of_key, most, others=1) if each.tokens <= quantum else math.inf
+        by_turns = limits.tokens_before_turn(of_key, most, others=1) if each.tokens <= limits.quantum else math.inf
         own = min(by_age, by_turns)  # tokens of its own lane
         waited = simulation.tokens_until(each)
         if each.priority == INTERACTIVE:
-            assert waited <= own + own / 3 + 3 * quantum
+            assert waited <= own + own / 3 + 3 * longest
         else:
-            assert waited <= own + 3 * own + 5 * quantum
+            assert waited <= own + 3 * own + 5 * longest
 
 
 def test_a_flood_of_one_key_does_not_hold_up_another() -> None:
@@ -219,5 +220,73 @@ def test_interactive_batches_alone_do_not_use_the_spare_worker() -> None:
     assert [scheduler.next_batch(0.0) is not None for _ in range(3)] == [True, True, False]
 
 
-def test_a_call_that_fits_into_a_batch_is_interactive() -> None:
-    assert [LIMITS.priority_of(tokens) for tokens in (1, 512, 513)] == [INTERACTIVE, INTERACTIVE, BULK]
+@pytest.mark.parametrize("max_length", [256, 8192])
+@pytest.mark.parametrize(("texts", "most"), [(1, 512), (2, 128)])
+def test_what_takes_little_of_a_batch_is_interactive(max_length: int, texts: int, most: int) -> None:
+    limits = replace(LIMITS, max_length=max_length)
+    assert [limits.priority_of(tokens, texts) for tokens in (1, most, most + 1)] == [INTERACTIVE, INTERACTIVE, BULK]
+
+
+def by_size(limits: Limits, *lengths: int, **options: Any) -> Request:
+    return request(*lengths, priority=limits.priority_of(sum(lengths), len(lengths)), **options)
+
+
+@pytest.mark.parametrize("max_length", [256, 8192])
+@pytest.mark.parametrize("lengths", [[28] * 256, [28] * 16, [15] * 32, [8192]])
+def test_clients_with_several_texts_do_not_hold_up_queries(max_length: int, lengths: list[int]) -> None:
+    limits = replace(SPARE, max_length=max_length)
+    clients = 4 * max(4, 256 // len(lengths))
+    waiting = [by_size(limits, *lengths, arrival=number / 100) for number in range(clients)]
+    queries = [by_size(limits, 12, arrival=0.5 + number / 50) for number in range(25)]
+    simulation = Simulation(Scheduler(limits))
+    simulation.run(sorted([*waiting, *queries], key=lambda one: one.arrival))
+    assert percentile(simulation, queries, 100) <= 2 * BATCH_S
+
+
+def test_rounds_are_no_longer_than_the_texts_that_wait() -> None:
+    def waits(max_length: int) -> float:
+        limits = replace(LIMITS, max_length=max_length)
+        others = [request(*[28] * 256, arrival=number / 100) for number in range(12)]
+        queries = [request(12, arrival=0.5 + number / 10) for number in range(20)]
+        simulation = Simulation(Scheduler(limits))
+        simulation.run([*others, *queries])
+        return percentile(simulation, queries, 100)
+
+    assert waits(8192) == waits(256)
+
+
+@pytest.mark.parametrize("length", [30, 1000, 8192])
+def test_a_query_does_not_wait_for_more_than_one_lone_long_text(length: int) -> None:
+    """Without a spare worker, beside clients of a model with a long context."""
+    limits = replace(LIMITS, max_length=8192)
+    waiting = [by_size(limits, *[length] * (8192 * 4 // length), arrival=number / 100) for number in range(8)]
+    queries = [by_size(limits, 12, arrival=0.5 + number / 10) for number in range(20)]
+    simulation = Simulation(Scheduler(limits))
+    simulation.run([*waiting, *queries])
+    assert percentile(simulation, queries, 100) <= (max(512, length) + 16) / SPEED + BATCH_S
+
+
+@pytest.mark.parametrize("length", [28, 8192])
+def test_bulk_gets_a_quarter_of_tokens_whatever_the_length_of_its_texts(length: int) -> None:
+    limits = replace(SPARE, max_length=8192)
+    flood = [request(28, arrival=number / 2000) for number in range(40_000)]
+    bulk = [request(*[length] * (8192 // length), arrival=1.0, priority=BULK) for _ in range(6)]
+    simulation = Simulation(Scheduler(limits))
+    simulation.run([*flood, *bulk])
+    end = max(simulation.finished[each] for each in bulk)
+    served = [start for start in simulation.starts if 1.0 <= start.time < end]
+    share = sum(start.work.tokens for start in served if start.work.priority == INTERACTIVE)
+    assert share == pytest.approx(3 * sum(each.tokens for each in bulk), rel=0.25)
+
+
+def test_keys_have_equal_shares_also_if_texts_of_one_are_longer_than_a_turn() -> None:
+    limits = replace(LIMITS, max_length=8192)
+    short = [request(*[20] * 20, arrival=number / 50, key="short") for number in range(1500)]
+    long = [request(8192, arrival=number / 4, key="long") for number in range(80)]
+    simulation = Simulation(Scheduler(limits))
+    simulation.run(sorted([*short, *long], key=lambda one: one.arrival))
+
+    def tokens(requests: list[Request]) -> int:
+        return sum(each.tokens for each in requests if 2.0 <= simulation.finished[each] < 20.0)
+
+    assert tokens(long) <= 3 * tokens(short)  # by age it is what was sent, four times as much

@@ -78,9 +78,15 @@ SMALL = st.lists(LENGTHS, min_size=1, max_size=2)
 LARGE = st.integers(50, 400).flatmap(lambda texts: st.builds(lambda length: [length] * texts, LENGTHS))
 
 
-@given(st.lists(st.tuples(st.sampled_from([0.0, 0.001, 0.02]), SMALL | LARGE), max_size=60), st.integers(1, 3))
-def test_nobody_waits_for_more_than_the_bounds(arrivals: list[tuple[float, list[int]]], workers: int) -> None:
-    limits = Limits(max_batch_tokens=64, min_batch_tokens=16, workers=workers, max_length=64)
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.001, 0.02]), SMALL | LARGE), max_size=60),
+    st.integers(1, 3),
+    st.sampled_from([16, 64]),
+)
+def test_nobody_waits_for_more_than_the_bounds(
+    arrivals: list[tuple[float, list[int]]], workers: int, batch: int
+) -> None:
+    limits = Limits(max_batch_tokens=batch, min_batch_tokens=16, workers=workers, max_length=64)
     times = np.cumsum([gap for gap, _ in arrivals])
     requests = [request(*lengths, arrival=float(time)) for time, (_, lengths) in zip(times, arrivals, strict=True)]
     scheduler = Scheduler(limits)
@@ -95,7 +101,7 @@ def test_nobody_waits_for_more_than_the_bounds(arrivals: list[tuple[float, list[
     simulation = Watching(scheduler)
     simulation.run(requests)
     most = len(requests)
-    round_tokens = 2 * (limits.half_round(most) + limits.quantum)
+    round_tokens = 2 * (limits.half_round(most) + limits.longest)
     for each in requests:
         others, tokens = before[each]
         waited = simulation.tokens_until(each)

@@ -212,7 +212,8 @@ def test_with_a_full_queue_a_request_is_not_even_read(
             engine._queue.scheduler.limits, max_queue_tokens=engine.stats().queued_tokens
         )
         for path in ("/v1/embeddings", "/embed", "/"):
-            response = server.client.post(path, content=b"not even JSON", headers={"content-type": "application/json"})
+            headers = {"content-type": "application/json", "x-priority": "interactive"}
+            response = server.client.post(path, content=b"not even JSON", headers=headers)
             assert response.status_code == 429, path
             assert "retry-after-ms" in response.headers
         assert server.post("/tokenize", {"inputs": "a cat"}).status_code == 200  # needs no queue

@@ -56,7 +56,7 @@ def test_every_request_and_text_is_counted(start_server: Callable[..., Running])
     for stage in ("tokenize", "queue", "run", "total"):
         assert of(found, "sbert_stage_seconds_count", model="small", stage=stage) >= 1
     assert of(found, "sbert_ready", model="small") == 1
-    for priority, calls in {"interactive": 1, "bulk": 0}.items():  # the other call was refused
+    for priority, calls in {"interactive": 0, "bulk": 1}.items():  # the other call was refused
         labels = {"model": "small", "class": priority}
         assert of(found, "sbert_queue_tokens", **labels) == 0
         assert of(found, "sbert_class_seconds_count", **labels) == calls

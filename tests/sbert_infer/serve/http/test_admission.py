@@ -7,27 +7,30 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
 import pytest
 
 from sbert_infer.serve.settings import ModelFile
+from sbert_infer.types import BULK, INTERACTIVE, Priority
 from tests.sbert_infer.serve.conftest import Running, until
 from tests.sbert_infer.serve.http.test_limits import BODY, connect, read_all, send_head
 
 
 @contextlib.contextmanager
-def crowded(server: Running) -> Iterator[None]:
+def crowded(server: Running, priorities: Sequence[Priority] = (INTERACTIVE, BULK)) -> Iterator[None]:
     """As if texts that fill the queue were being tokenized."""
     scheduler = server.server.models.first.engine._queue.scheduler
     most = scheduler.limits.max_queue_tokens
-    scheduler.lanes["interactive"].reserved_tokens += most
+    for priority in priorities:
+        scheduler.lanes[priority].reserved_tokens += most
     try:
         yield
     finally:
-        scheduler.lanes["interactive"].reserved_tokens -= most
+        for priority in priorities:
+            scheduler.lanes[priority].reserved_tokens -= most
 
 
 def read_answers(connection: socket.socket, number: int) -> list[tuple[bytes, bytes]]:
@@ -64,6 +67,20 @@ def test_both_dialects_and_the_way_back(server: Running) -> None:
         assert int(answer.headers["retry-after"]) >= 1
         assert int(answer.headers["retry-after-ms"]) >= 1
     assert server.post("/embed", {"inputs": "a cat"}).status_code == 200  # on the same connection
+
+
+def test_a_full_lane_refuses_only_what_belongs_there(server: Running) -> None:
+    """Without a header, that is known once the body is read."""
+    query, bulk = {"inputs": "a cat"}, {"inputs": [f"a cat {number}" for number in range(200)]}
+    headers: list[dict[str, str]] = [{}, {"x-priority": "interactive"}, {"x-priority": "bulk"}]
+
+    def statuses(body: Mapping[str, object]) -> list[int]:
+        return [server.post("/embed", body, headers=header).status_code for header in headers]
+
+    with crowded(server, [INTERACTIVE]):
+        assert (statuses(query), statuses(bulk)) == ([429, 429, 200], [200, 429, 200])
+    with crowded(server, [BULK]):
+        assert (statuses(query), statuses(bulk)) == ([200, 200, 429], [429, 200, 429])
 
 
 def test_refusals_are_counted(server: Running) -> None:
