@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,6 +29,8 @@ from sbert_infer.serve.wire.openai import (
     Embedding,
     EmbeddingList,
     EmbeddingRequest,
+    LenientEmbeddingRequest,
+    LenientTokenEmbeddingRequest,
     ModelList,
     OpenAIModel,
     TokenEmbeddingRequest,
@@ -39,6 +41,8 @@ from sbert_infer.serve.wire.responses import Vectors, json_array, json_response
 from sbert_infer.serve.wire.schemas import VectorType
 from sbert_infer.serve.wire.vectors import rows_of
 
+_STRICT = EmbeddingRequest, TokenEmbeddingRequest
+_LENIENT = LenientEmbeddingRequest, LenientTokenEmbeddingRequest
 _DEPLOYMENT = "/openai/deployments/{name:path}/embeddings"
 
 
@@ -50,11 +54,13 @@ class OpenAI:
 
     def operations(self) -> list[Operation]:
         """The operations on these routes."""
-        takes = (EmbeddingRequest, TokenEmbeddingRequest) if self._settings.allow_token_ids else (EmbeddingRequest,)
-        paths: dict[str, tuple[str, Handler]] = {
-            "/v1/embeddings": ("Embed texts", self.embeddings),
-            "/embeddings": ("The same, as TEI has it", self.embeddings),
-            _DEPLOYMENT: ("The same, as Azure has it", self.deployment),
+        strict, lenient = _STRICT, _LENIENT
+        if not self._settings.allow_token_ids:
+            strict, lenient = strict[:1], lenient[:1]
+        paths: dict[str, tuple[str, Handler, tuple[Any, ...]]] = {
+            "/v1/embeddings": ("Embed texts", self.embeddings, strict),
+            "/embeddings": ("The same as TEI has it: long texts are cut", self.tei_embeddings, lenient),
+            _DEPLOYMENT: ("The same, as Azure has it", self.deployment, strict),
         }
         return [
             *(
@@ -71,7 +77,7 @@ class OpenAI:
                     "not given.",
                     problems=("token_ids_refused",),
                 )
-                for path, (summary, handler) in paths.items()
+                for path, (summary, handler, takes) in paths.items()
             ),
             Operation("GET", "/v1/models", OPENAI, "List the models", self.list_models, ModelList),
             Operation(
@@ -87,18 +93,27 @@ class OpenAI:
 
     async def embeddings(self, request: Request, body: bytes) -> Response:
         """Embed texts."""
-        asked = decode_inputs(body, EmbeddingRequest, TokenEmbeddingRequest, self._settings.allow_token_ids)
+        asked = decode_inputs(body, *_STRICT, self._settings.allow_token_ids)
         return await self._embed(request, asked, asked.model)
+
+    async def tei_embeddings(self, request: Request, body: bytes) -> Response:
+        """Embed texts, cut by default, and ignore unknown fields."""
+        asked = decode_inputs(body, *_LENIENT, self._settings.allow_token_ids)
+        return await self._embed(request, asked, asked.model, cut=True)
 
     async def deployment(self, request: Request) -> Response:
         """Embed texts with the model that the path names. The router leaves such paths to us."""
         self._models.check_room(**caller_of(request))
-        body = await read_body(request, self._settings)
-        asked = decode_inputs(body, EmbeddingRequest, TokenEmbeddingRequest, self._settings.allow_token_ids)
+        asked = decode_inputs(await read_body(request, self._settings), *_STRICT, self._settings.allow_token_ids)
         return await self._embed(request, asked, request.path_params["name"])
 
     async def _embed(
-        self, request: Request, asked: EmbeddingRequest | TokenEmbeddingRequest, name: str | None
+        self,
+        request: Request,
+        asked: EmbeddingRequest | TokenEmbeddingRequest,
+        name: str | None,
+        *,
+        cut: bool = False,
     ) -> Response:
         if asked.late_chunking:
             raise Problem("invalid_request", "late_chunking is not supported here: leave it out", param="late_chunking")
@@ -110,8 +125,8 @@ class OpenAI:
         unit = has_unit_length(model, dim) if asked.normalized is None else asked.normalized
         kind, packed = _form(asked)
         check_type(kind, model, unit=unit)
-        cut = any_truncation(asked, model, self._settings, cut=False)
-        options = DenseOptions(normalize_embeddings=unit, truncate_dim=dim, **cut)
+        truncation = any_truncation(asked, model, self._settings, cut=cut)
+        options = DenseOptions(normalize_embeddings=unit, truncate_dim=dim, **truncation)
         encoded = await encode(request, model, asked.input, prompt_name, options)
         rows = rows_of(kind, packed)
 

@@ -55,6 +55,14 @@ class TokenEmbeddingRequest(EmbeddingRequest, kw_only=True):
     input: TokenIds  # type: ignore[assignment]
 
 
+class LenientEmbeddingRequest(EmbeddingRequest, forbid_unknown_fields=False, kw_only=True):
+    """OpenAI's request as text-embeddings-inference takes it: unknown fields are ignored."""
+
+
+class LenientTokenEmbeddingRequest(TokenEmbeddingRequest, forbid_unknown_fields=False, kw_only=True):
+    """The same with token ids. Only with `--allow-token-ids`."""
+
+
 class Embedding(Struct):
     """One vector: numbers, or base64 of them, by default little-endian float32."""
 
