@@ -33,6 +33,7 @@ from sbert_infer.serve.wire.openai import (
     LenientTokenEmbeddingRequest,
     ModelList,
     OpenAIModel,
+    TextObject,
     TokenEmbeddingRequest,
     Usage,
 )
@@ -127,7 +128,10 @@ class OpenAI:
         check_type(kind, model, unit=unit)
         truncation = any_truncation(asked, model, self._settings, cut=cut)
         options = DenseOptions(normalize_embeddings=unit, truncate_dim=dim, **truncation)
-        encoded = await encode(request, model, asked.input, prompt_name, options)
+        inputs = asked.input
+        if not isinstance(inputs, str):
+            inputs = [item.text if isinstance(item, TextObject) else item for item in inputs]
+        encoded = await encode(request, model, inputs, prompt_name, options)
         rows = rows_of(kind, packed)
 
         def items(start: int, vectors: Vectors) -> list[object]:

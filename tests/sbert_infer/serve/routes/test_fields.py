@@ -119,6 +119,13 @@ def test_lengths_without_a_range_are_not_squeezed_into_bytes(
     assert "uint8 needs vectors of length 1" in refused.json()["message"]
 
 
+def test_texts_may_be_objects(server: Running) -> None:
+    objects = [{"text": TEXTS[0]}, *TEXTS[1:]]
+    np.testing.assert_array_equal(vectors_in(embed(server, objects)), vectors_in(embed(server)))
+    for wrong in ({"image": "a.png"}, {"text": "a", "image": "a.png"}):
+        assert "unknown field `image`" in embed(server, [wrong]).json()["error"]["message"]
+
+
 # Long texts ---------------------------------------------------------------------------------------
 
 
