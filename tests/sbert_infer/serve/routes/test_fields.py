@@ -96,7 +96,10 @@ def test_types(server: Running, engine: Engine, field: str, kind: Any) -> None:
     assert np.abs(vectors_in(embed(server, **{field: kind})) - expected).max() <= 1
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("int8", np.int8), ("ubinary", np.uint8), ("float", "<f4")])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("int8", np.int8), ("uint8", np.uint8), ("binary", np.int8), ("ubinary", np.uint8), ("float", "<f4")],
+)
 def test_base64_of_each_type(server: Running, kind: str, dtype: Any) -> None:
     plain = vectors_in(embed(server, embedding_type=kind))
     packed = embed(server, embedding_type=kind, encoding_format="base64").json()["data"]
