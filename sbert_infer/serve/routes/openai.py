@@ -14,6 +14,7 @@ from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
 from sbert_infer.serve.routes.handle import (
     DenseOptions,
+    Inputs,
     any_truncation,
     check_type,
     decode_inputs,
@@ -55,9 +56,8 @@ class OpenAI:
 
     def operations(self) -> list[Operation]:
         """The operations on these routes."""
-        strict, lenient = _STRICT, _LENIENT
-        if not self._settings.allow_token_ids:
-            strict, lenient = strict[:1], lenient[:1]
+        kinds = 2 if self._settings.allow_token_ids else 1
+        strict, lenient = _STRICT[:kinds], _LENIENT[:kinds]
         paths: dict[str, tuple[str, Handler, tuple[Any, ...]]] = {
             "/v1/embeddings": ("Embed texts", self.embeddings, strict),
             "/embeddings": ("The same as TEI has it: long texts are cut", self.tei_embeddings, lenient),
@@ -128,9 +128,7 @@ class OpenAI:
         check_type(kind, model, unit=unit)
         truncation = any_truncation(asked, model, self._settings, cut=cut)
         options = DenseOptions(normalize_embeddings=unit, truncate_dim=dim, **truncation)
-        inputs = asked.input
-        if not isinstance(inputs, str):
-            inputs = [item.text if isinstance(item, TextObject) else item for item in inputs]
+        inputs: Inputs = asked.input if isinstance(asked.input, str) else [*map(_plain, asked.input)]
         encoded = await encode(request, model, inputs, prompt_name, options)
         rows = rows_of(kind, packed)
 
@@ -163,6 +161,10 @@ def _form(asked: EmbeddingRequest | TokenEmbeddingRequest) -> tuple[VectorType, 
         output_dtype=asked.output_dtype,
     )
     return cast("VectorType", wanted or "float"), "base64" in (written, kind)
+
+
+def _plain(item: str | TextObject) -> str:
+    return item.text if isinstance(item, TextObject) else item
 
 
 def _entry(model: Model, name: str) -> OpenAIModel:
