@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _OTHER_FILES = 200
-_HANDSHAKE_S = 2.0  # for connections that wait to be accepted when the server is told to stop
+_LAST_HANDSHAKES_S = 2.0  # for connections that wait to be accepted when the server is told to stop
+_HANDSHAKE_S = 10.0  # at most: until it ends, --max-connections does not count a connection
 
 
 class Server:
@@ -98,7 +99,7 @@ class Server:
         await self.models.open()
         self.metrics.watch(self.models)
         ports = self._ports(listener, for_metrics)
-        self._uvicorn = _Uvicorn(ports, self.settings.read_timeout_s, lambda: self._announce(ports))
+        self._uvicorn = _Uvicorn(ports, min(self.settings.read_timeout_s, _HANDSHAKE_S), lambda: self._announce(ports))
         self.metrics.watch_connections(self._uvicorn.server_state.connections)
         if self._stopping is not None and self._stopping.done():
             self._uvicorn.should_exit = True  # told to stop while the models were opened
@@ -198,7 +199,7 @@ class _Uvicorn(uvicorn.Server):
             for port, connection in waiting
         ]
         if welcomes:
-            await asyncio.wait(welcomes, timeout=_HANDSHAKE_S)
+            await asyncio.wait(welcomes, timeout=_LAST_HANDSHAKES_S)
         await super().shutdown(sockets)
 
     def _tls(self, port: _Port) -> dict[str, Any]:

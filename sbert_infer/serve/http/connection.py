@@ -163,6 +163,7 @@ class Connection(HttpToolsProtocol):
         self._passes_on = not self.parser.should_upgrade() and not self.transport.is_closing()
         if self._passes_on:
             self.scope["sbert.when_lost"] = self._when_lost  # type: ignore[typeddict-unknown-key]
+            self.scope["sbert.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
             super().on_headers_complete()
             self.cycle.keep_alive = self.cycle.keep_alive and not self._is_spare
             has_body = self.scope["method"] != "HEAD"

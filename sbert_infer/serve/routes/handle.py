@@ -11,6 +11,7 @@ from starlette.requests import Request
 from sbert_infer.artifact.manifest import ENCODER
 from sbert_infer.errors import CallTooLargeError
 from sbert_infer.serve.http.body import decode, while_connected
+from sbert_infer.serve.http.body_memory import reserve
 from sbert_infer.serve.http.caller import caller_of
 from sbert_infer.serve.http.request_log import record_of
 from sbert_infer.serve.models.registry import Models
@@ -35,6 +36,7 @@ _REFUSED = (
 # million spaces, the tokenizer takes 100 bytes and 2 microseconds for each.
 _MAX_CHARACTERS = 2**20
 _SEARCHED_BYTES = 2**16  # of a body that is no text, for token ids: a search of 16 MB takes half a second
+_NUMBER_BYTES = 4  # of a vector, which is held until the response is read: few tokens may have many vectors
 _MAX_LISTS = MAX_INPUTS + 100  # in a body: one for each input, and for fields
 # Matches if the first input is a number or a list that begins with one. Up to 16 empty lists before
 # it are skipped, no more, since each takes memory. Inside a text, the quotes would be escaped.
@@ -82,6 +84,7 @@ async def encode(
     model.check(prompt_name, options["truncate_dim"])
     if isinstance(inputs, str):
         inputs = [inputs]
+    reserve(request, len(inputs) * model.manifest.dim * _NUMBER_BYTES)
     if isinstance(inputs[0], str):
         texts = [text for text in inputs if isinstance(text, str)]
         check_sizes(texts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,6 +14,7 @@ from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
 from sbert_infer.serve.routes.handle import (
     DenseOptions,
+    Inputs,
     any_truncation,
     check_type,
     decode_inputs,
@@ -29,8 +30,11 @@ from sbert_infer.serve.wire.openai import (
     Embedding,
     EmbeddingList,
     EmbeddingRequest,
+    LenientEmbeddingRequest,
+    LenientTokenEmbeddingRequest,
     ModelList,
     OpenAIModel,
+    TextObject,
     TokenEmbeddingRequest,
     Usage,
 )
@@ -39,6 +43,8 @@ from sbert_infer.serve.wire.responses import Vectors, json_array, json_response
 from sbert_infer.serve.wire.schemas import VectorType
 from sbert_infer.serve.wire.vectors import rows_of
 
+_STRICT = EmbeddingRequest, TokenEmbeddingRequest
+_LENIENT = LenientEmbeddingRequest, LenientTokenEmbeddingRequest
 _DEPLOYMENT = "/openai/deployments/{name:path}/embeddings"
 
 
@@ -50,11 +56,12 @@ class OpenAI:
 
     def operations(self) -> list[Operation]:
         """The operations on these routes."""
-        takes = (EmbeddingRequest, TokenEmbeddingRequest) if self._settings.allow_token_ids else (EmbeddingRequest,)
-        paths: dict[str, tuple[str, Handler]] = {
-            "/v1/embeddings": ("Embed texts", self.embeddings),
-            "/embeddings": ("The same, as TEI has it", self.embeddings),
-            _DEPLOYMENT: ("The same, as Azure has it", self.deployment),
+        kinds = 2 if self._settings.allow_token_ids else 1
+        strict, lenient = _STRICT[:kinds], _LENIENT[:kinds]
+        paths: dict[str, tuple[str, Handler, tuple[Any, ...]]] = {
+            "/v1/embeddings": ("Embed texts", self.embeddings, strict),
+            "/embeddings": ("The same as TEI has it: long texts are cut", self.tei_embeddings, lenient),
+            _DEPLOYMENT: ("The same, as Azure has it", self.deployment, strict),
         }
         return [
             *(
@@ -71,7 +78,7 @@ class OpenAI:
                     "not given.",
                     problems=("token_ids_refused",),
                 )
-                for path, (summary, handler) in paths.items()
+                for path, (summary, handler, takes) in paths.items()
             ),
             Operation("GET", "/v1/models", OPENAI, "List the models", self.list_models, ModelList),
             Operation(
@@ -87,18 +94,27 @@ class OpenAI:
 
     async def embeddings(self, request: Request, body: bytes) -> Response:
         """Embed texts."""
-        asked = decode_inputs(body, EmbeddingRequest, TokenEmbeddingRequest, self._settings.allow_token_ids)
+        asked = decode_inputs(body, *_STRICT, self._settings.allow_token_ids)
         return await self._embed(request, asked, asked.model)
+
+    async def tei_embeddings(self, request: Request, body: bytes) -> Response:
+        """Embed texts, cut by default, and ignore unknown fields."""
+        asked = decode_inputs(body, *_LENIENT, self._settings.allow_token_ids)
+        return await self._embed(request, asked, asked.model, cut=True)
 
     async def deployment(self, request: Request) -> Response:
         """Embed texts with the model that the path names. The router leaves such paths to us."""
         self._models.check_room(**caller_of(request))
-        body = await read_body(request, self._settings)
-        asked = decode_inputs(body, EmbeddingRequest, TokenEmbeddingRequest, self._settings.allow_token_ids)
+        asked = decode_inputs(await read_body(request, self._settings), *_STRICT, self._settings.allow_token_ids)
         return await self._embed(request, asked, request.path_params["name"])
 
     async def _embed(
-        self, request: Request, asked: EmbeddingRequest | TokenEmbeddingRequest, name: str | None
+        self,
+        request: Request,
+        asked: EmbeddingRequest | TokenEmbeddingRequest,
+        name: str | None,
+        *,
+        cut: bool = False,
     ) -> Response:
         if asked.late_chunking:
             raise Problem("invalid_request", "late_chunking is not supported here: leave it out", param="late_chunking")
@@ -110,9 +126,10 @@ class OpenAI:
         unit = has_unit_length(model, dim) if asked.normalized is None else asked.normalized
         kind, packed = _form(asked)
         check_type(kind, model, unit=unit)
-        cut = any_truncation(asked, model, self._settings, cut=False)
-        options = DenseOptions(normalize_embeddings=unit, truncate_dim=dim, **cut)
-        encoded = await encode(request, model, asked.input, prompt_name, options)
+        truncation = any_truncation(asked, model, self._settings, cut=cut)
+        options = DenseOptions(normalize_embeddings=unit, truncate_dim=dim, **truncation)
+        inputs: Inputs = asked.input if isinstance(asked.input, str) else [*map(_plain, asked.input)]
+        encoded = await encode(request, model, inputs, prompt_name, options)
         rows = rows_of(kind, packed)
 
         def items(start: int, vectors: Vectors) -> list[object]:
@@ -144,6 +161,10 @@ def _form(asked: EmbeddingRequest | TokenEmbeddingRequest) -> tuple[VectorType, 
         output_dtype=asked.output_dtype,
     )
     return cast("VectorType", wanted or "float"), "base64" in (written, kind)
+
+
+def _plain(item: str | TextObject) -> str:
+    return item.text if isinstance(item, TextObject) else item
 
 
 def _entry(model: Model, name: str) -> OpenAIModel:

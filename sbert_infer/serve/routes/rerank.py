@@ -97,12 +97,11 @@ def _activated(scores: Scores, raw: bool) -> Scores:
     return softmax(scores) if scores.shape[1] > 1 else activate(scores, "sigmoid")
 
 
-def _pairs(inputs: Sequence[str | list[str]]) -> tuple[list[Pair], bool]:
+def _pairs(inputs: Sequence[str | Pair]) -> tuple[list[Pair], bool]:
     """The pairs, and whether the request was for a single one."""
-    single = all(isinstance(item, str) for item in inputs)
-    items = [[item for item in inputs if isinstance(item, str)]] if single else inputs
-    for index, item in enumerate(items):
-        if isinstance(item, str) or len(item) != 2:
-            message = f"input {index} must be two texts: send one pair of texts, or a list of pairs"
-            raise Problem("invalid_request", message, param="inputs")
-    return [(item[0], item[1]) for item in items], single
+    pairs = [item for item in inputs if not isinstance(item, str)]
+    if len(pairs) == len(inputs):
+        return pairs, False
+    if pairs or len(inputs) != 2:
+        raise Problem("invalid_request", "send one pair of texts, or a list of pairs", param="inputs")
+    return [(str(inputs[0]), str(inputs[1]))], True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,10 @@ from starlette.responses import Response
 
 from sbert_infer import __version__
 from sbert_infer.artifact.manifest import ENCODER, RERANKER, SPARSE_ENCODER, TOKENS
-from sbert_infer.serve.http.body import decode, while_connected
+from sbert_infer.serve.http.body import decode
 from sbert_infer.serve.http.caller import caller_of
 from sbert_infer.serve.http.operation import READS, TEI, Operation, model_operation
+from sbert_infer.serve.http.side_work import SideWork
 from sbert_infer.serve.models.registry import Models
 from sbert_infer.serve.models.served_model import Model
 from sbert_infer.serve.routes.handle import (
@@ -71,6 +72,7 @@ class Tei:
     def __init__(self, models: Models, settings: Settings) -> None:
         self._models, self._settings = models, settings
         self._reranking = Reranking(models, settings)
+        self._side_work = SideWork(settings.timeout_s)
         self._takes = (EmbedRequest, TokenEmbedRequest) if settings.allow_token_ids else (EmbedRequest,)
 
     def operations(self) -> list[Operation]:
@@ -122,7 +124,7 @@ class Tei:
                 self.tokenize,
                 list[list[Token]],
                 (TokenizeRequest,),
-                (*READS, "empty_input", "too_many_inputs", "model_not_found"),
+                (*READS, "empty_input", "too_many_inputs", "model_not_found", "timeout"),
                 example=_TEXTS,
             ),
             Operation(
@@ -133,7 +135,7 @@ class Tei:
                 self.decode,
                 list[str],
                 (DecodeRequest,),
-                (*READS, "empty_input", "too_many_inputs", "model_not_found"),
+                (*READS, "empty_input", "too_many_inputs", "model_not_found", "timeout"),
                 example={"ids": [[1, 2, 3]]},
             ),
             *(
@@ -237,8 +239,8 @@ class Tei:
         if sum(map(len, texts)) > _MAX_CHARACTERS:
             raise Problem("body_too_large", f"at most {_MAX_CHARACTERS} characters are tokenized in one request")
         prompt = "" if asked.prompt_name is None else model.engine.engine.prompts[asked.prompt_name]
-        work = asyncio.to_thread(_tokenize, model, [prompt + text for text in texts], asked.add_special_tokens)
-        return Response(await while_connected(request, work), media_type="application/json")
+        work = partial(_tokenize, model, [prompt + text for text in texts], asked.add_special_tokens)
+        return Response(await self._side_work.run(request, work), media_type="application/json")
 
     async def decode(self, request: Request, body: bytes) -> Response:
         """Turn token ids into texts."""
@@ -246,8 +248,8 @@ class Tei:
         model, ids = self._models.find(asked.model, ENCODER), id_lists(asked.ids)
         if sum(map(len, ids)) > _MAX_CHARACTERS:
             raise Problem("body_too_large", f"at most {_MAX_CHARACTERS} ids are decoded in one request")
-        work = asyncio.to_thread(_decode, model, ids, asked.skip_special_tokens)
-        return json_response(await while_connected(request, work))
+        work = partial(_decode, model, ids, asked.skip_special_tokens)
+        return json_response(await self._side_work.run(request, work))
 
     async def info(self, request: Request) -> Response:
         """Describe the server and its models."""

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import Struct
 
 from sbert_infer.serve.wire.schemas import Dimensions, ModelName, Texts, Truncate
 
 
 class OllamaEmbedRequest(Struct):
-    """Ollama's request. Its `options` and `keep_alive` are for models that it loads: ignored."""
+    """Ollama's request. Its `options` and `keep_alive`, for models that it loads, are ignored."""
 
     model: ModelName
     input: str | Texts
     truncate: Truncate | None = None
     dimensions: Dimensions | None = None
-    options: dict[str, Any] | None = None
-    keep_alive: str | float | None = None
 
 
 class OllamaEmbeddings(Struct):
@@ -35,8 +31,6 @@ class OllamaPromptRequest(Struct):
 
     model: ModelName
     prompt: str
-    options: dict[str, Any] | None = None
-    keep_alive: str | float | None = None
 
 
 class OllamaEmbedding(Struct):

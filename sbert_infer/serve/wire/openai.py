@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from sbert_infer.serve.settings import MAX_INPUTS
 from sbert_infer.serve.wire.schemas import (
     Dimensions,
     InputType,
     Limit,
     ModelName,
     PromptName,
-    Texts,
     TokenIds,
     Truncate,
     Urgency,
@@ -30,10 +30,19 @@ class Cutting(Struct, forbid_unknown_fields=True, kw_only=True):
     priority: Urgency | None = None  # vLLM, Cohere
 
 
+class TextObject(Struct, forbid_unknown_fields=True):
+    """A text as an object, as Jina also has it."""
+
+    text: str
+
+
+TextsOrObjects = Annotated[list[str | TextObject], Meta(min_length=1, max_length=MAX_INPUTS)]
+
+
 class EmbeddingRequest(Cutting):
     """OpenAI's request for embeddings, and what others add. `prompt_name` is ours."""
 
-    input: str | Texts
+    input: str | TextsOrObjects
     model: ModelName | None = None
     encoding_format: VectorType | Literal["base64"] | None = None
     dimensions: Dimensions | None = None
@@ -53,6 +62,14 @@ class TokenEmbeddingRequest(EmbeddingRequest, kw_only=True):
     """The same with token ids. Only with `--allow-token-ids`."""
 
     input: TokenIds  # type: ignore[assignment]
+
+
+class LenientEmbeddingRequest(EmbeddingRequest, forbid_unknown_fields=False, kw_only=True):
+    """OpenAI's request as text-embeddings-inference takes it: unknown fields are ignored."""
+
+
+class LenientTokenEmbeddingRequest(TokenEmbeddingRequest, forbid_unknown_fields=False, kw_only=True):
+    """The same with token ids. Only with `--allow-token-ids`."""
 
 
 class Embedding(Struct):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
@@ -16,8 +17,10 @@ from sbert_infer.serve.wire.schemas import SparseValue
 
 Vectors = npt.NDArray[np.float32]
 
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 _encoder = msgspec.json.Encoder()
 _PIECE_NUMBERS = 64 * 384  # some 3 ms
+_MOST_AT_ONCE = 4  # arrays of several pieces: each adds a piece to the time until others run
 _PIECE_SPARSE_NUMBERS = 8192  # some 3 ms
 _MAX_SPARSE_NUMBERS = 2**21  # in one response: some 60 MB of JSON. Trained models give a few hundred per text
 _DIGITS = 9  # enough to tell every float32 from its neighbours
@@ -42,11 +45,13 @@ async def json_array(vectors: Vectors, items: Callable[[int, Vectors], list[obje
     if not np.isfinite(vectors).all():  # would become null
         raise ArithmeticError("a vector is not finite")
     rows = max(1, _PIECE_NUMBERS // vectors.shape[1])
+    if len(vectors) <= rows:
+        return msgspec.Raw(_encoder.encode(items(0, vectors)))
     pieces = []
-    for start in range(0, len(vectors), rows):
-        if start:
+    async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_MOST_AT_ONCE)):
+        for start in range(0, len(vectors), rows):
             await asyncio.sleep(0)
-        pieces.append(_encoder.encode(items(start, vectors[start : start + rows]))[1:-1])
+            pieces.append(_encoder.encode(items(start, vectors[start : start + rows]))[1:-1])
     return msgspec.Raw(b"[" + b",".join(pieces) + b"]")
 
 

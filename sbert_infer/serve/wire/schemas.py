@@ -42,7 +42,7 @@ TokenIds = Annotated[
 ]
 _PAIR = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
 Pairs = Annotated[
-    list[str | list[str]],
+    list[str | tuple[str, str]],  # not lists: empty ones would be made by the million before they are counted
     Meta(
         min_length=1,
         max_length=MAX_INPUTS // 2,  # of two texts each

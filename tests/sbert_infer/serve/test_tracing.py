@@ -1,4 +1,4 @@
-"""Traces, as a real receiver of OTLP over HTTP gets them."""
+"""Traces, as a server of our own gets them by HTTP and reads them with OTLP's own messages."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import pytest
 from tests.sbert_infer.serve.conftest import Running, until
 
 JSON = {"content-type": "application/json"}
+MB = 2**20
 BODY = json.dumps({"inputs": "A cat sat."}).encode()
 
 
@@ -201,6 +202,35 @@ def test_a_response_that_is_never_read_is_given_up(start_server: Callable[..., R
             connection.sendall(body)
         until(lambda: connections() == 0)
     assert server.client.get("/health/live").status_code == 200
+
+
+def test_the_oldest_response_that_is_not_read_makes_room(
+    start_server: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbert_infer.serve.http.body_memory._UNREAD_BYTES", MB)
+    server = start_server()
+    body = json.dumps({"inputs": ["a"] * 2048}).encode()  # some 700 kB of vectors
+    with connect(server) as first, connect(server) as second:
+        for connection in (first, second):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            with contextlib.suppress(ConnectionError):
+                for _ in range(20):  # more than the kernel buffers
+                    send_head(connection, len(body))
+                    connection.sendall(body)
+        until(lambda: server.connections() == 1)
+        assert len(server.post("/embed", {"inputs": ["a"] * 2048}).json()) == 2048
+
+
+def test_vectors_of_all_requests_are_bounded(
+    start_server: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbert_infer.serve.http.body_memory._LEAST_BYTES", 200_000)
+    server = start_server(max_body_bytes=20_000)
+    refused = server.post("/embed", {"inputs": ["a"] * 2048})  # 8 kB, which give 256
+    assert refused.status_code == 429
+    assert "too many large requests" in refused.json()["error"]
+    assert server.post("/embed", {"inputs": ["a"] * 1024}).status_code == 200
+    assert server.post("/embed", {"inputs": ["a"] * 1024}).status_code == 200
 
 
 def test_too_many_connections(start_server: Callable[..., Running]) -> None:

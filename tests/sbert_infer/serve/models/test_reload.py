@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
@@ -182,6 +183,18 @@ def served_certificate(server: Running) -> str:
     url = httpx.URL(server.url)
     assert url.port is not None
     return ssl.get_server_certificate((url.host, url.port), timeout=30)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl, to make a certificate")
+def test_a_handshake_is_not_waited_for_as_long_as_a_body(
+    start_server: Callable[..., Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbert_infer.serve.server._HANDSHAKE_S", 0.3)
+    make_certificate(tmp_path, "first")
+    url = httpx.URL(start_server(tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem", read_timeout_s=600).url)
+    assert url.port is not None
+    with socket.create_connection((url.host, url.port), timeout=60) as silent:
+        assert silent.recv(1) == b""
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl, to make a certificate")

@@ -96,7 +96,10 @@ def test_types(server: Running, engine: Engine, field: str, kind: Any) -> None:
     assert np.abs(vectors_in(embed(server, **{field: kind})) - expected).max() <= 1
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("int8", np.int8), ("ubinary", np.uint8), ("float", "<f4")])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("int8", np.int8), ("uint8", np.uint8), ("binary", np.int8), ("ubinary", np.uint8), ("float", "<f4")],
+)
 def test_base64_of_each_type(server: Running, kind: str, dtype: Any) -> None:
     plain = vectors_in(embed(server, embedding_type=kind))
     packed = embed(server, embedding_type=kind, encoding_format="base64").json()["data"]
@@ -117,6 +120,13 @@ def test_lengths_without_a_range_are_not_squeezed_into_bytes(
     assert embed(server, encoding_format="binary").status_code == 200
     refused = server.post("/v2/embed", {"texts": TEXTS, "embedding_types": ["float", "uint8"]})
     assert "uint8 needs vectors of length 1" in refused.json()["message"]
+
+
+def test_texts_may_be_objects(server: Running) -> None:
+    objects = [{"text": TEXTS[0]}, *TEXTS[1:]]
+    np.testing.assert_array_equal(vectors_in(embed(server, objects)), vectors_in(embed(server)))
+    for wrong in ({"image": "a.png"}, {"text": "a", "image": "a.png"}):
+        assert "unknown field `image`" in embed(server, [wrong]).json()["error"]["message"]
 
 
 # Long texts ---------------------------------------------------------------------------------------

@@ -148,8 +148,9 @@ def test_a_page_that_is_opened_shows_the_past(
     assert watched.page.locator("#panels path.c0:not(.area)").first.get_attribute("d") not in ("", line)
 
 
-def test_all_fits_on_a_phone(server: Running, open_page: Callable[..., Watched]) -> None:
-    watched = open_page(server.url, viewport={"width": 390, "height": 844})
+@pytest.mark.parametrize("width", [390, 320])
+def test_all_fits_on_a_phone(server: Running, open_page: Callable[..., Watched], width: int) -> None:
+    watched = open_page(server.url, viewport={"width": width, "height": 844})
     watched.page.wait_for_selector("#heat td")
     assert len(watched.page.locator("#heat thead th").all()) == 7  # the comparison that the page makes by itself
     assert watched.asked.count(f"{server.url}/v1/embeddings") == 1

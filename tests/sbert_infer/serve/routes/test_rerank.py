@@ -121,8 +121,9 @@ def test_predict(server: Running, classifier_onnx: Path, raw: bool) -> None:
         ),
         ("/rerank", {"query": QUERY, "texts": [1]}, 422, "texts"),
         ("/rerank", {"query": QUERY, "texts": TEXTS, "truncation_direction": "up"}, 422, "truncation_direction"),
-        ("/predict", {"inputs": [[QUERY, "a"], [QUERY]]}, 422, "input 1 must be two texts"),
-        ("/predict", {"inputs": [QUERY, "a", "b"]}, 422, "input 0 must be two texts"),
+        ("/predict", {"inputs": [[QUERY, "a"], [QUERY]]}, 422, "Expected `array` of length 2 - at `inputs[1]`"),
+        ("/predict", {"inputs": [QUERY, "a", "b"]}, 422, "send one pair of texts, or a list of pairs"),
+        ("/predict", {"inputs": [QUERY, [QUERY, "a"]]}, 422, "send one pair of texts, or a list of pairs"),
     ],
 )
 def test_what_is_refused(server: Running, path: str, body: Any, status: int, message: str) -> None:

@@ -151,6 +151,10 @@ def test_sagemakers_and_openais_paths(server: Running) -> None:
     wanted = server.post("/v1/embeddings", {"input": TEXTS}).json()
     assert server.post("/embeddings", {"input": TEXTS}).json() == wanted
     assert server.post("/embeddings", {"input": 3}).json()["error"]["code"] == "invalid_request"
+    long = {"input": LONG, "whatever": 1}
+    assert server.post("/embeddings", long).headers["x-truncated-texts"] == "1"
+    assert server.post("/embeddings", {**long, "truncate": False}).status_code == 400
+    assert server.post("/v1/embeddings", long).json()["error"]["message"].endswith("unknown field `whatever`")
 
 
 def test_info(server: Running, engine: Engine) -> None:
