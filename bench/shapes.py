@@ -2,7 +2,8 @@
 
 Some runtimes compile for each shape that they see, and keep the latest. This runs every shape that
 an `Engine` may make, in a random order, over and over. Each runs twice in a row, cold and then
-warm, and the process's memory is printed on the way.
+warm, on all workers at once, since each compiles for itself. The process's memory is printed on the
+way.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import itertools
 import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
@@ -27,20 +29,23 @@ _STATUS = Path("/proc/self/status")
 @click.command()
 @click.argument("artifact", type=click.Path(exists=True, path_type=Path))
 @click.option("--batches", type=click.IntRange(min=_LINES), default=10_000, help="How many to run. [10000]")
-def main(artifact: Path, batches: int) -> None:
-    """Run ARTIFACT on batches of many shapes, with one worker."""
+@click.option("--workers", type=click.IntRange(min=1), help="That the model is opened for. [as by an Engine]")
+def main(artifact: Path, batches: int, workers: int | None) -> None:
+    """Run ARTIFACT on batches of many shapes, each on all workers at once."""
     opened = open_artifact(artifact)
-    backend = open_backend(opened, BackendOptions("cpu", workers=1))
+    backend = open_backend(opened, BackendOptions("cpu", workers=workers))
     shapes = _shapes(opened.manifest.max_length, backend.max_batch_tokens)
     click.echo(f"{backend.describe()}, {len(shapes):,} shapes: {_memory_mb()} MB")
     cold, warm = [], []
+    pool = ThreadPoolExecutor(backend.workers)
     for number, shape in enumerate(itertools.islice(_shuffled(shapes), batches), 1):
-        cold.append(_seconds(backend, shape))
-        warm.append(_seconds(backend, shape))
+        cold.append(_seconds(backend, pool, shape))
+        warm.append(_seconds(backend, pool, shape))
         if number % (batches // _LINES) == 0:
             times = f"cold {1e3 * np.median(cold):.2f} ms, warm {1e3 * np.median(warm):.2f} ms"
             click.echo(f"{number:>6,} batches: {_memory_mb()} MB, {times} (medians since the line before)")
             cold, warm = [], []
+    pool.shutdown()
     backend.close()
 
 
@@ -57,10 +62,10 @@ def _shuffled(shapes: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         yield from shuffle.sample(shapes, len(shapes))
 
 
-def _seconds(backend: Backend, shape: tuple[int, int]) -> float:
+def _seconds(backend: Backend, pool: ThreadPoolExecutor, shape: tuple[int, int]) -> float:
     batch = Batch(np.ones(shape, np.int64), np.ones(shape, np.int64))
     start = time.perf_counter()
-    backend.run(batch, backend.outputs)
+    list(pool.map(lambda _: backend.run(batch, backend.outputs), range(backend.workers)))  # raises if one fails
     return time.perf_counter() - start
 
 

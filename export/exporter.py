@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from sbert_infer.artifact.manifest import Manifest
-from sbert_infer.backends.openvino_install import openvino_version, why_no_bf16
+from sbert_infer.backends.openvino_install import openvino_version
 from sbert_infer.errors import ExportError, ParityError, SbertInferWarning
 from sbert_infer.export.checkpoint.hub import locate
 from sbert_infer.export.checkpoint.modules_json import Routes, is_static, read_routes
@@ -184,8 +184,6 @@ def _write_onnx(model: Family, graphs: _Graphs, options: ExportOptions, target: 
         elif options.precision == "fp32" and not options.portable:
             tune(graph)
     draft = replace(model.draft, precision=options.precision, fusion=asdict(fused))
-    if options.bf16 and why_no_bf16() is None:  # the certificate is then that of OpenVINO, else that of FP32
-        draft = replace(draft, versions={**draft.versions, "openvino": str(openvino_version())})
     if options.int8:
         return _write_int8(model, graphs, options, partial(_write, model, draft, options, target, step), step)
     try:
@@ -253,10 +251,12 @@ def _write(
     bounds = Bounds.of(options.precision, options.min_cosine)
     with stage(graph, draft, model.tokenizer_json, target) as artifact:
         what = f"{len(model.probes)} {model.unit} against eager PyTorch"
-        with step("verify", what, 2 * model.work) as progress, warnings.catch_warnings():
-            if options.bf16:  # that it does not run here, which the report says
-                warnings.simplefilter("ignore", SbertInferWarning)
+        with step("verify", what, 2 * model.work) as progress, warnings.catch_warnings(record=options.bf16) as caught:
+            if options.bf16:  # that it runs in FP32, which the report says
+                warnings.simplefilter("always", SbertInferWarning)
             certificate = model.certify(artifact.path, options.precision, bounds, progress)
+        if options.bf16 and not any(issubclass(one.category, SbertInferWarning) for one in caught or ()):
+            draft = replace(draft, versions={**draft.versions, "openvino": str(openvino_version())})
         with step("save", str(target), 0):
             check_free(target, options.force)  # again: this took a while
             parity = {**asdict(certificate), **({"kept_fp32": list(kept)} if kept else {})}

@@ -15,7 +15,6 @@ from typing import Any
 from sbert_infer._util.hardware import instruction_sets
 from sbert_infer.artifact.manifest import RERANKER, Artifact
 from sbert_infer.artifact.plan_file import Plan
-from sbert_infer.bench.contest.models_under_test import has_bf16
 from sbert_infer.bench.errors import BenchError
 
 OURS = "sbert-infer"
@@ -179,7 +178,8 @@ def line_up(
         own, rivals = [eager, *engines], PAIR_RIVALS
     else:
         own, rivals = [eager, *engines, *_plain_onnxruntime(artifacts)], RIVALS
-    lacking = "" if has_bf16(instruction_sets()) else "this CPU has no BF16"
+    has_bf16 = not {"AVX-512 BF16", "AMX BF16"}.isdisjoint(instruction_sets())
+    lacking = "" if has_bf16 else "this CPU has no BF16"
     return [
         *own,
         *(
@@ -242,8 +242,10 @@ def _engines(artifacts: Sequence[Artifact]) -> list[Contestant]:
         name = f"{OURS} {family}" + (f" ({artifact.path.name})" if families.count(family) > 1 else "")
         place = {"artifact": str(artifact.path.resolve()), "device": "cpu"}
         spec = {"kind": "engine", "pairs": artifact.manifest.kind == RERANKER, **place}
-        needs = ("openvino" if family == "bf16" else "onnxruntime",)
-        entries.append(Contestant(name, family, spec, ours=True, needs=needs))
+        needs = "onnxruntime"
+        if family == "bf16":  # onnxruntime would run it in FP32
+            spec["runs"], needs = "OpenVINO", "openvino"
+        entries.append(Contestant(name, family, spec, ours=True, needs=(needs,)))
     return entries
 
 

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sbert_infer._util.hardware import instruction_sets
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.manifest import ENCODER, RERANKER, Artifact
+from sbert_infer.backends.openvino_install import why_no_bf16
 from sbert_infer.bench.errors import BenchError
+from sbert_infer.export.options import ExportOptions, default_output
+
+# What a checkpoint is exported to for CPUs, by precision.
+_PRECISIONS = {"fp32": ExportOptions(), "int8": ExportOptions(int8=True), "bf16": ExportOptions(bf16=True)}
 
 
-@dataclass(frozen=True)
-class _Export:
-    """What a checkpoint is exported to."""
-
-    name: str
-    flags: tuple[str, ...] = ()  # of `sbert-export`
-    may_lack: str = ""  # not every model has this one: what is missing then
-
-
-_EXPORTS = {
-    "cpu": (
-        _Export("model.onnx"),
-        _Export("model.int8.onnx", ("--int8",), may_lack="int8"),
-        _Export("model.bf16.onnx", ("--bf16",), may_lack="bf16"),
-    ),
-    "cuda": (
-        _Export("model.plan", ("--fp16",)),
-        _Export("kernel.plan", ("--fp16", "--pooling", "kernel"), may_lack="kernel"),
-    ),
-}
+Announce = Callable[[str], object]
+Exported = tuple[list[Path], dict[str, str]]  # the files, and why others could not be made
 
 
 @dataclass(frozen=True)
@@ -61,7 +46,7 @@ def open_models(
     *,
     device: str = "cpu",
     trust_remote_code: bool = False,
-    announce: Callable[[str], object] = lambda line: None,
+    announce: Announce = lambda line: None,
 ) -> ModelsUnderTest:
     """Open the artifacts among `sources`; export a checkpoint to `folder`, for `device`."""
     files = [source for source in sources if Path(source).is_file()]
@@ -74,29 +59,13 @@ def open_models(
     code = ["--trust-remote-code"] if trust_remote_code else []
     not_exported: dict[str, str] = {}
     for source in checkpoints:
-        for one in exports(device, importlib.util.find_spec("openvino") is not None, instruction_sets()):
-            announce(f"exporting {source} to {one.name}")
-            why = _export(source, folder / one.name, [*one.flags, *code])
-            if why and not one.may_lack:
-                raise BenchError(why)
-            if why:
-                not_exported[one.may_lack] = why
-            else:
-                files.append(str(folder / one.name))
+        export = _export_for_cpu if device == "cpu" else _export_for_gpu
+        made, not_exported = export(source, folder, code, announce)
+        files += map(str, made)
     artifacts = tuple(open_artifact(file) for file in files)
     _check_same(artifacts)
     found = named[0] if named else _sibling(artifacts)
     return ModelsUnderTest(artifacts[0].manifest.name, found, artifacts, not_exported)
-
-
-def exports(device: str, openvino: bool, instructions: Collection[str]) -> list[_Export]:
-    """List what a checkpoint is exported to: BF16 only where it runs, with OpenVINO."""
-    return [one for one in _EXPORTS[device] if one.may_lack != "bf16" or (openvino and has_bf16(instructions))]
-
-
-def has_bf16(instructions: Collection[str]) -> bool:
-    """Whether a CPU with these instruction sets multiplies in BF16."""
-    return not {"AVX-512 BF16", "AMX BF16"}.isdisjoint(instructions)
 
 
 def check_weights(models: ModelsUnderTest, weights_sha256: str) -> None:
@@ -133,6 +102,39 @@ def _check_same(artifacts: Sequence[Artifact]) -> None:
         if other.manifest.max_length != first.manifest.max_length:
             lengths = f"{first.manifest.max_length} and {other.manifest.max_length}"
             raise BenchError(f"{first.path} and {other.path} have different length limits: {lengths} tokens")
+
+
+def _export_for_cpu(source: str, folder: Path, flags: Sequence[str], announce: Announce) -> Exported:
+    """Export in every precision that runs here, in one call: that reads the checkpoint once."""
+    files = {precision: folder / default_output(source, one).name for precision, one in _PRECISIONS.items()}
+    if why := why_no_bf16():
+        announce(f"no BF16: {why}")
+        del files["bf16"]
+    announce(f"exporting {source} to {', '.join(file.name for file in files.values())}")
+    failed = _export(source, folder, [*(f"--{precision}" for precision in files), *flags])
+    missing = [precision for precision, file in files.items() if not file.exists()]
+    not_exported = {}
+    for precision in missing:  # several: each alone, since one may have kept the others from being tried
+        why = failed if len(missing) == 1 else _export(source, files[precision], [f"--{precision}", *flags])
+        if why and precision == "fp32":
+            raise BenchError(why)
+        if why:
+            not_exported[precision] = why
+    return [file for precision, file in files.items() if precision not in not_exported], not_exported
+
+
+def _export_for_gpu(source: str, folder: Path, flags: Sequence[str], announce: Announce) -> Exported:
+    """Export a plan that pools in the graph, and one that pools in the kernel if the model can."""
+    files = {"graph": folder / "model.plan", "kernel": folder / "kernel.plan"}
+    not_exported = {}
+    for pooling, file in files.items():
+        announce(f"exporting {source} to {file.name}")
+        why = _export(source, file, ["--fp16", "--pooling", pooling, *flags])
+        if why and pooling == "graph":
+            raise BenchError(why)
+        if why:
+            not_exported[pooling] = why
+    return [file for pooling, file in files.items() if pooling not in not_exported], not_exported
 
 
 def _export(source: str, target: Path, flags: Sequence[str]) -> str:

@@ -139,11 +139,18 @@ class Contest:
         return running[first:] + running[:first]
 
     def measure_machine(self, cores: int, device: str = "cpu") -> None:
-        """Measure the machine's current peaks, once per round."""
+        """Measure the machine's current peaks, once per round. One that crashes stays unknown."""
         families = {entrant.contestant.family for entrant in self.entrants if not entrant.contestant.out}
         for precision in ["fp32", *sorted(families & OWN_PEAKS)] if device == "cpu" else ["fp16"]:
-            reply = self._machine.ask("peak", precision=precision, cores=cores, device=device)
-            self.peaks.setdefault(precision, []).append(reply["gflops"])
+            if self.peaks.get(precision) == []:
+                continue
+            try:
+                reply = self._machine.ask("peak", precision=precision, cores=cores, device=device)
+                self.peaks.setdefault(precision, []).append(reply["gflops"])
+            except WorkerError:  # such as an illegal instruction, where AMX is announced and refused
+                self.peaks[precision] = []
+                self._machine.close()
+                self._machine = RemoteWorker()
 
     def turn(self, entrant: Entrant) -> None:
         """Let an entrant encode all texts, timed."""

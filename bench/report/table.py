@@ -116,7 +116,7 @@ def describe_workload(facts: WorkloadFacts, noun: str) -> str:
     if facts.truncated:
         line += f", {facts.truncated} {noun[:-1] if facts.truncated == 1 else noun} cut to the model's limit"
     peak = f"{median(facts.peak_gflops):,.0f} GFLOP/s" if facts.peak_gflops else "not measured"
-    others = "".join(f", {family} {median(found):,.0f}" for family, found in facts.own_peaks.items())
+    others = "".join(f", {family} {median(found):,.0f}" for family, found in facts.own_peaks.items() if found)
     return f"{line}; {facts.gflop:,.1f} GFLOP without padding, {facts.peak_of} matrix product peak {peak}{others}"
 
 

@@ -69,8 +69,10 @@ def _row(entrant: Entrant, facts: WorkloadFacts, reference: Sequence[float]) -> 
     return row
 
 
-def _share(seconds: Sequence[float], facts: WorkloadFacts, peaks: Sequence[float]) -> float:
-    """Share of the peak that useful operations reach, paired by round."""
+def _share(seconds: Sequence[float], facts: WorkloadFacts, peaks: Sequence[float]) -> float | None:
+    """Share of the peak that useful operations reach, paired by round; None if it is unknown."""
+    if not peaks:
+        return None
     return median([facts.gflop / mine / peak for mine, peak in zip(seconds, peaks, strict=True)])
 
 

@@ -88,15 +88,23 @@ Tàu sẽ rời ga lúc chín giờ sáng.
 Tren her sabah dokuzda kalkıyor.
 """.splitlines()
 
+# What people write besides: code, markup, numbers, and letters that few models know well.
+BESIDES = (
+    "UPPER lower MiXeD",
+    "3.14159, 1e-7, 0x2f, 1 000 000, ½",
+    "naïve café — “quoted” … ‘single’",
+    "nai\u0308ve, decomposed: e\u0301, A\u030a, o\u0302\u0323",
+    "def f(x):\n    return {k: v**2 for k, v in x.items() if v != 0}",
+    "<div class='a'>&amp;&nbsp;https://example.org/p?q=1#frag</div>",
+    "क्षत्रिय ไทยไม่มีช่องว่าง ភាសាខ្មែរ ქართული",
+    "𠜎𠜱𠝹 한국어조선말 ㄱㄴㄷ",
+)
+
 ODD = (
     "",
     " \t\n ",
     "?",
     "a",
-    "UPPER lower MiXeD",
-    "3.14159, 1e-7, 0x2f, 1 000 000, ½",
-    "naïve café — “quoted” … ‘single’",
-    "nai\u0308ve, decomposed: e\u0301, A\u030a, o\u0302\u0323",
     "🚀🔥 emoji 👩‍👩‍👧‍👦 family 🇫🇮 flag 👍🏽 tone",
     "zero\u200bwidth\u200dspaces\ufeff and soft\u00adhyphens",
     "left \u202eright-to-left override\u202c left",
@@ -106,10 +114,6 @@ ODD = (
     "x" * 300,
     "¡¿§¶†‡•※‽⁂⸮",
     "[CLS] [SEP] <s> </s> <pad> [MASK] [UNK]",
-    "def f(x):\n    return {k: v**2 for k, v in x.items() if v != 0}",
-    "<div class='a'>&amp;&nbsp;https://example.org/p?q=1#frag</div>",
-    "क्षत्रिय ไทยไม่มีช่องว่าง ភាសាខ្មែរ ქართული",
-    "𠜎𠜱𠝹 한국어조선말 ㄱㄴㄷ",
 )
 
 _ODD = frozenset(ODD)
@@ -137,7 +141,7 @@ def is_odd(text: str) -> bool:
 
 
 def probe_texts(count_tokens: Callable[[Sequence[str]], list[int]], max_length: int) -> list[str]:
-    """A text of each length to probe up to `max_length`, a longer one, odd ones and plain ones.
+    """A text of each length to probe up to `max_length`, a longer one, odd ones and natural ones.
 
     `count_tokens` gives the number of tokens of each text, special ones included, without
     truncation.
@@ -148,7 +152,7 @@ def probe_texts(count_tokens: Callable[[Sequence[str]], list[int]], max_length: 
     lengths = lengths_to_probe(shortest, max_length)
     exact = [_text_of(length, index, fillers, count_tokens) for index, length in enumerate(lengths)]
     too_long = " ".join([*SENTENCES, *fillers]) + f" {fillers[0]}" * max_length
-    return [*exact, too_long, *ODD, *SENTENCES]
+    return [*exact, too_long, *ODD, *BESIDES, *SENTENCES]
 
 
 def _one_token_words(count_tokens: Callable[[Sequence[str]], list[int]]) -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sbert_infer.backends.onnxruntime_install import installed_packages
+from sbert_infer.backends.openvino_install import why_no_bf16
 from sbert_infer.backends.tensorrt.cuda_packages import made_for, tensorrt_majors, version
 
 # Module -> its names for pip.
@@ -75,9 +76,10 @@ def _look_at(module: str) -> Package:
     answer, error = probe(module)
     found = answer.get("version") or version(distribution) or "unknown"
     package = distribution if module == "onnxruntime" else names[0]
-    return Package(
-        names[0], found, error, made_for(package) if package in _WITH_CUDA else None, answer.get("facts", {})
-    )
+    facts = answer.get("facts", {})
+    if module == "openvino" and error is None:  # tried: some CPUs announce it and crash
+        facts = {"bf16": why_no_bf16() is None}
+    return Package(names[0], found, error, made_for(package) if package in _WITH_CUDA else None, facts)
 
 
 _WITH_CUDA = ("onnxruntime-gpu", "tensorrt", "tensorrt_rtx", "cuda-bindings", "torch")

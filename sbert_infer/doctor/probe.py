@@ -23,12 +23,7 @@ def torch(module: Any) -> dict[str, Any]:
     return {"cuda": module.version.cuda, "gpu": bool(module.cuda.is_available())}
 
 
-def openvino(module: Any) -> dict[str, Any]:
-    """Return whether OpenVINO computes in BF16 on this CPU, as far as it says; none is run."""
-    return {"bf16": "BF16" in module.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")}
-
-
-FACTS = {"onnxruntime": onnxruntime, "openvino": openvino, "torch": torch}
+FACTS = {"onnxruntime": onnxruntime, "torch": torch}
 
 
 def main() -> None:

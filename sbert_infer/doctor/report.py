@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sbert_infer import __version__
-from sbert_infer.backends.select import READY
+from sbert_infer.backends.select import OPENVINO, READY
 from sbert_infer.doctor.machine import Machine
 from sbert_infer.doctor.packages import Packages
 from sbert_infer.doctor.problems import Problem, find_problems
@@ -53,7 +53,14 @@ def _of_artifact(machine: Machine, artifact: dict[str, Any] | None) -> Iterator[
         what, cure = (what, command) if command.startswith("pip ") else (artifact["error"], "as the message says")
         is_named = name in what.partition(": ")[0]  # most messages begin with the path
         yield Problem("artifact", what if is_named else f"{name}: {what}", "it can't be used", cure)
-    elif machine.driver_problem is None and artifact["passed_over"] and name.endswith(".plan"):
+        return
+    passed = artifact["passed_over"] or []
+    for reason in [each["why"] for each in passed if each["choice"] == OPENVINO]:
+        why, _, cure = reason.rpartition(": ")
+        if not cure.startswith("pip "):
+            why, cure = reason, "export it without --bf16, or accept FP32"
+        yield Problem("no-bf16", f"{name} runs in FP32: {why}", "it runs slower than it could", cure)
+    if machine.driver_problem is None and passed and name.endswith(".plan"):
         yield _passed_over(artifact)
 
 

@@ -13,7 +13,7 @@ from sbert_infer.errors import ParityError
 from sbert_infer.export.families.cross_encoder.reference import PairReference
 from sbert_infer.export.options import Progress, no_progress
 from sbert_infer.export.verify.parity import excess, in_batches, mixed_batches, refusing_failures
-from sbert_infer.export.verify.probe_texts import MAX_PROBE_LENGTH, ODD, SENTENCES, probe_texts
+from sbert_infer.export.verify.probe_texts import BESIDES, MAX_PROBE_LENGTH, ODD, SENTENCES, probe_texts
 from sbert_infer.reranker import Reranker
 from sbert_infer.types import Pair
 
@@ -58,7 +58,7 @@ def probe_pairs(count_tokens: Callable[[Sequence[Pair]], list[int]], max_length:
     texts = probe_texts(lambda some: count_tokens([(_QUERY, text) for text in some]), max_length)
     longest = max(texts, key=len)
     follow = list(zip(SENTENCES, [*SENTENCES[1:], SENTENCES[0]], strict=True))
-    odd = [(text, SENTENCES[index]) for index, text in enumerate(ODD)]
+    odd = [(text, SENTENCES[index]) for index, text in enumerate([*ODD, *BESIDES])]
     long = [(longest, longest), (longest, _QUERY), (longest[: len(longest) // 2], longest)]
     same = [(text, text) for text in SENTENCES[::8]]
     return [*((_QUERY, text) for text in texts), *follow, *odd, *same, *long]

@@ -11,8 +11,8 @@ import pytest
 
 from sbert_infer import Engine, SbertInferWarning
 from sbert_infer.artifact import open_artifact
-from sbert_infer.backends import openvino_install
-from sbert_infer.errors import ExportError, ParityError
+from sbert_infer.backends import openvino_install, select
+from sbert_infer.errors import EngineError, ExportError, ParityError
 from sbert_infer.export.exporter import ExportOptions, default_output, export
 from sbert_infer.export.report import inspect, warnings
 from tests.models.graphs import cosine
@@ -74,6 +74,28 @@ def test_a_certificate_taken_in_fp32_is_shown_as_such(
     assert "openvino" not in manifest.versions
     assert any("compared in FP32" in line for line in warnings(str(make_checkpoint()), manifest, portable=True))
     assert "texts in FP32" in inspect(target)
+
+
+def test_a_graph_that_openvino_does_not_compile(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial passes, and the certificate is that of FP32 all the same."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise EngineError("OpenVINO can't compile it")
+
+    monkeypatch.setattr(openvino_install, "_verdict", lambda: "")
+    monkeypatch.setattr(select, "OpenVinoBackend", refuse)
+    target = tmp_path / "tiny.bf16.onnx"
+    manifest = export(make_checkpoint(), target, ExportOptions(bf16=True, max_length=24, min_cosine=0.9))
+    assert "openvino" not in manifest.versions
+    assert "it could not when this was exported" in next(warnings("", manifest, portable=True))
+
+
+@pytest.mark.skipif(openvino_install.why_no_bf16() is not None, reason=f"{openvino_install.why_no_bf16()}")
+def test_a_certificate_of_openvino_names_it(minilm: Path) -> None:
+    manifest = open_artifact(minilm).manifest
+    assert manifest.versions["openvino"] == openvino_install.openvino_version()
 
 
 def test_a_model_for_which_it_is_too_coarse(make_checkpoint: MakeCheckpoint, tmp_path: Path, no_bf16: None) -> None:

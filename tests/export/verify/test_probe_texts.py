@@ -11,7 +11,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbert_infer.export.verify.probe_texts import ODD, SENTENCES, lengths_to_probe, probe_texts
+from sbert_infer.export.verify.probe_texts import BESIDES, ODD, SENTENCES, is_odd, lengths_to_probe, probe_texts
 
 MakeCheckpoint = Callable[..., Path]
 
@@ -28,7 +28,8 @@ def assert_every_length(count: Callable[[Sequence[str]], list[int]], limit: int)
     found = count(texts)
     assert found[: len(lengths)] == lengths
     assert found[len(lengths)] > limit  # one that is cut
-    assert set(ODD) | set(SENTENCES) <= set(texts)
+    assert {*ODD, *BESIDES, *SENTENCES} <= set(texts)
+    assert not any(map(is_odd, [*BESIDES, *SENTENCES]))
     assert len(set(texts)) > 0.9 * len(texts)
 
 
