@@ -12,7 +12,7 @@ import numpy as np
 from sbert_infer.artifact.canaries import Canaries, canaries_of
 from sbert_infer.artifact.manifest import RERANKER
 from sbert_infer.base_engine import BaseEngine
-from sbert_infer.encode.self_check import NO_CANARIES, RIGHT, WRONG, Verdict, judge, run_canaries
+from sbert_infer.encode.self_check import FINITE, LENGTH, NO_CANARIES, RIGHT, WRONG, Verdict, judge, run_canaries
 from sbert_infer.engine import Engine
 from sbert_infer.similarity import cosine
 from sbert_infer.verify.compare import Comparison, Difference
@@ -82,7 +82,8 @@ def _report(
 
 
 def _lowest(result: Any, right: Any) -> float:
-    return float(cosine(result, right).min(initial=1)) if result.shape == right.shape else 0.0
+    same = result.shape == right.shape and np.isfinite(result).all()
+    return float(cosine(result, right).min(initial=1)) if same else 0.0
 
 
 def _shown(canaries: Canaries, row: int) -> str:
@@ -96,8 +97,10 @@ def _differences(verdict: Verdict, alone: Verdict) -> list[Difference]:
         return []
     if alone.verdict == RIGHT:
         return [Difference("batching", "texts that run alone are right, those that run together are not")]
-    if "length" in verdict.measure:
+    if verdict.measure == LENGTH:
         return [Difference("normalisation", "vectors point the right way, but have other lengths")]
+    if verdict.measure == FINITE:
+        return [Difference("arithmetic", "the model gives NaN or infinity here")]
     how = "not the weights that were exported, or they are not computed as they should be"
     return [Difference("weights or arithmetic", how)]
 

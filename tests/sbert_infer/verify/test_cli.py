@@ -110,6 +110,18 @@ def test_wrong_vectors_of_this_machine(plain_onnx: Path, monkeypatch: pytest.Mon
     assert len(report["worst"]) == 3
 
 
+def test_numbers_of_this_machine_that_are_not_finite(plain_onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
+
+    run = OnnxBackend.run
+    monkeypatch.setattr(OnnxBackend, "run", lambda *a, **o: [found * np.float32("nan") for found in run(*a, **o)])
+    code, report = verify(plain_onnx)
+    assert (code, report["verdict"], report["found"], report["lowest_cosine"]) == (1, "wrong", 32, 0)
+    assert differences(report) == ["arithmetic"]
+    table = CliRunner().invoke(main, [str(plain_onnx)]).output
+    assert "NaN or infinity in their batches 32, at most 0 is right, on 32 texts" in table
+
+
 def test_vectors_that_are_wrong_in_batches_only(plain_onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
 
