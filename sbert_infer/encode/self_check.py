@@ -169,9 +169,9 @@ def judge(manifest: Manifest, device: str, canaries: Canaries, found: Sequence[t
     lowest = float(cosine(ours, right).min())
     if not lowest >= least:
         return Verdict(WRONG, texts, COSINE, lowest, least)
-    length, stretch = _stretch(ours, right), most_stretch(least)
-    if not length <= stretch:
-        return Verdict(WRONG, texts, LENGTH, length, stretch)
+    length, most = stretch(ours, right), most_stretch(least)
+    if not length <= most:
+        return Verdict(WRONG, texts, LENGTH, length, most)
     return Verdict(RIGHT, texts, COSINE, lowest, least)
 
 
@@ -198,7 +198,7 @@ def most_stretch(least: float) -> float:
     return 2 * float(np.sqrt(2 * (1 - least)))
 
 
-def _stretch(ours: Array, right: Array) -> float:
+def stretch(ours: Array, right: Array) -> float:
     """Return the largest relative difference in length."""
     a, b = (np.linalg.norm(rows.astype(np.float64), axis=1) for rows in (ours, right))
     known = b > 0

@@ -96,8 +96,7 @@ def _verify(artifact: Artifact, target: str | None, options: dict[str, Any]) -> 
         made = Made(_prompt(engine, options), options["normalize"], options["truncate_dim"])
         truth = Truth(engine, made, options["min_cosine"])
         texts, found = _ask(truth, target, options) if "://" in target else _read(target, options)
-        report: dict[str, Any] = report_target(engine, target, texts, truth.bound, compare(truth, texts, found))
-        return report
+        return report_target(engine, target, texts, compare(truth, texts, found))
 
 
 def _prompt(engine: Engine, options: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from sbert_infer.artifact.canaries import Canaries, canaries_of
 from sbert_infer.artifact.manifest import RERANKER
 from sbert_infer.base_engine import BaseEngine
-from sbert_infer.encode.self_check import FINITE, LENGTH, NO_CANARIES, RIGHT, WRONG, Verdict, judge, run_canaries
+from sbert_infer.encode.self_check import FINITE, LENGTH, NO_CANARIES, RIGHT, Verdict, judge, run_canaries
 from sbert_infer.engine import Engine
 from sbert_infer.similarity import cosine
 from sbert_infer.verify.compare import Comparison, Difference
@@ -48,11 +48,9 @@ def _report_route(engine: BaseEngine, target: str) -> dict[str, Any]:
     return _report(engine, target, verdict, texts, cosines, _differences(verdict, alone))
 
 
-def report_target(engine: BaseEngine, target: str, texts: Sequence[str], bound: float, found: Comparison) -> Any:
+def report_target(engine: BaseEngine, target: str, texts: Sequence[str], found: Comparison) -> dict[str, Any]:
     """Report how the vectors of a server or a file compare with those of `engine`."""
-    lowest = float(found.cosines.min())
-    verdict = Verdict(WRONG if found.differences else RIGHT, len(texts), "lowest cosine", lowest, bound)
-    return _report(engine, target, verdict, texts, list(found.cosines), found.differences)
+    return _report(engine, target, found.verdict, texts, list(found.cosines), found.differences)
 
 
 def _report(
