@@ -106,7 +106,7 @@ def _open_plan(plan: Plan, options: BackendOptions) -> Backend:
     if not gpus:  # chosen by the user, so there is nothing to warn about
         return _onnxruntime_cpu(PlanModel(plan, CPU_GRAPH), options)
     backend, why = _on_gpu(plan, gpus, options)
-    if backend is None and options.device is not None:
+    if why and backend is None and options.device is not None:
         raise _refusal(f"{plan.path}: can't run on {options.device}: ", why)
     if why and options.strict:
         if backend is not None:

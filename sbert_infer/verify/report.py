@@ -17,6 +17,7 @@ from sbert_infer.engine import Engine
 from sbert_infer.similarity import cosine
 from sbert_infer.verify.compare import Comparison, Difference
 from sbert_infer.verify.texts import by_cosine
+from sbert_infer.verify.truth import Stated
 
 SCHEMA = 1  # raise it when a key is renamed or removed
 HERE = "this machine"
@@ -48,9 +49,12 @@ def _report_route(engine: BaseEngine, target: str) -> dict[str, Any]:
     return _report(engine, target, verdict, texts, cosines, _differences(verdict, alone))
 
 
-def report_target(engine: BaseEngine, target: str, texts: Sequence[str], found: Comparison) -> dict[str, Any]:
+def report_target(
+    engine: BaseEngine, target: str, texts: Sequence[str], found: Comparison, stated: Stated | None
+) -> dict[str, Any]:
     """Report how the vectors of a server or a file compare with those of `engine`."""
-    return _report(engine, target, found.verdict, texts, list(found.cosines), found.differences)
+    report = _report(engine, target, found.verdict, texts, list(found.cosines), found.differences)
+    return {**report, "stated": None if stated is None else stated.compared(engine.fingerprint)}
 
 
 def _report(
@@ -71,6 +75,7 @@ def _report(
         "fingerprint": {"model": fingerprint.model, "exact": fingerprint.exact},
         "backend": engine.pipeline.backend.describe(),
         "target": target,
+        "stated": None,
         **asdict(verdict),
         "lowest_cosine": None if scores else float(min(cosines)),
         "mean_cosine": None if scores else float(np.mean(cosines)),
@@ -113,11 +118,10 @@ def render(report: dict[str, Any]) -> str:
         ("fingerprint", f"{report['fingerprint']['exact']} (model {report['fingerprint']['model']})"),
         ("runs with", report["backend"]),
         ("compared", report["target"]),
-        (
-            "verdict",
-            click.style(verdict, fg="green" if right else "red"),
-        ),
+        ("verdict", click.style(verdict, fg="green" if right else "red")),
     ]
+    if report["stated"] is not None:
+        rows.insert(-1, ("it states", _stated(report["stated"])))
     if report["mean_cosine"] is not None:
         rows.append(("cosines", f"lowest {report['lowest_cosine']:.7f}, mean {report['mean_cosine']:.7f}"))
     rows += [("differs", f"{each['what']}: {each['how']}") for each in report["differences"]]
@@ -125,3 +129,11 @@ def render(report: dict[str, Any]) -> str:
     if report["verdict"] == NO_CANARIES:
         rows.append(("cure", "export it again: it was made before artifacts had canaries"))
     return "\n".join(f"{name:<{_WIDTH}} {text}" for name, text in rows)
+
+
+def _stated(stated: dict[str, Any]) -> str:
+    """Return what the target's own fingerprint says, whatever its vectors are."""
+    if stated["same"]:
+        return "the same fingerprint"
+    parts = f": other {', '.join(stated['differences'])}" if stated["differences"] else ""
+    return click.style(f"the fingerprint {stated['exact']}, not this one{parts}", fg="yellow")

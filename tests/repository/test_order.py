@@ -34,7 +34,7 @@ ORDERS = {
         probe | machine, packages < problems, requirements, trial < report < render < cli < __main__ < __init__
     """,
     "sbert_infer.verify": """
-        texts | server | vectors_file | truth < compare < report < cli < __main__ < __init__
+        texts | vectors_file | truth < server | compare < report < cli < __main__ < __init__
     """,
     "sbert_infer.tune": """
         candidates | workload < trial < search < report < cli < __main__ < __init__
