@@ -222,7 +222,7 @@ def _machine(device: str) -> tuple[Any, ...]:
     if device == "cpu":
         return version("sbert-infer"), cpu_name(), *instruction_sets()
     packages = map(version, ("sbert-infer", "torch", "triton"))  # which run the kernel
-    return *packages, cuda.driver_cuda(), *map(cuda.device_name, gpu_indices(device.split(",")))
+    return *packages, cuda.driver_cuda(), cuda.driver_release(), *map(cuda.device_name, gpu_indices(device.split(",")))
 
 
 def _recall(key: str) -> Verdict | None:
