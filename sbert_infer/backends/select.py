@@ -47,6 +47,8 @@ _TENSORRT = "TensorRT"
 _CUDA = "onnxruntime on the GPU"
 OPENVINO = "OpenVINO in BF16"
 
+WRONG_CURE = "export it again, or update what runs it; sbert-verify tells more"
+
 # Called with each better choice that is not taken, and why, in that order; with `READY` before a
 # TensorRT engine is built.
 PassedOver = Callable[[str, str], object]
@@ -79,8 +81,7 @@ def open_backend(artifact: Artifact, options: BackendOptions) -> Backend:
         return _open_plan(artifact, options) if isinstance(artifact, Plan) else _open_onnx(artifact, options)
     except WrongVectorsError as error:
         what = str(error).removeprefix(f"{artifact.path}: ")
-        cure = "export it again, or update what runs it; sbert-verify tells more"
-        raise WrongVectorsError(f"{artifact.path}: {what}; {cure}") from error
+        raise WrongVectorsError(f"{artifact.path}: {what}; {WRONG_CURE}") from error
 
 
 def _open_onnx(artifact: Artifact, options: BackendOptions) -> Backend:

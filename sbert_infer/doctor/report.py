@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from sbert_infer import __version__
-from sbert_infer.backends.select import READY
+from sbert_infer.backends.select import READY, WRONG_CURE
 from sbert_infer.doctor.machine import Machine
 from sbert_infer.doctor.packages import Packages
 from sbert_infer.doctor.problems import Problem, find_problems
+from sbert_infer.encode.self_check import WRONG
 
 SCHEMA = 1  # raise it when a key is renamed or removed
 
@@ -49,10 +50,13 @@ def _of_artifact(machine: Machine, artifact: dict[str, Any] | None) -> Iterator[
             cure = "export it again; if that does not help, report it with the output of sbert-doctor --json"
             yield Problem("wrong-vectors", what, "its results can't be trusted", cure)
     if artifact["error"]:
+        wrong = (artifact["verified"] or {}).get("verdict") == WRONG
         what, _, command = artifact["error"].rpartition(": ")
         what, cure = (what, command) if command.startswith("pip ") else (artifact["error"], "as the message says")
+        what, cure = (artifact["error"].removesuffix(f"; {WRONG_CURE}"), WRONG_CURE) if wrong else (what, cure)
         is_named = name in what.partition(": ")[0]  # most messages begin with the path
-        yield Problem("artifact", what if is_named else f"{name}: {what}", "it can't be used", cure)
+        what = what if is_named else f"{name}: {what}"
+        yield Problem("wrong-vectors" if wrong else "artifact", what, "it can't be used", cure)
     elif machine.driver_problem is None and artifact["passed_over"] and name.endswith(".plan"):
         yield _passed_over(artifact)
 
