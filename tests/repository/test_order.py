@@ -50,7 +50,7 @@ ORDERS = {
     "sbert_infer.bench": """
         inside | needs_gpu | errors, stats, workloads < contest < report, console
         < quality | load | gpu_model < session
-        < cli | demo | base_model | shapes | lanes
+        < cli | demo | base_model | shapes | reuse | lanes
     """,
 }
 
