@@ -15,12 +15,9 @@ from tempfile import TemporaryDirectory
 
 import click
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sbert_infer.bench.errors import BenchError
 from sbert_infer.bench.workloads import make_workload
-from sbert_infer.embed.write.vectors import vectors_of
 
 _EVERY, _KINDS = 100, 1000  # one text in so many changes; so many get numbers, to be all texts
 
@@ -33,8 +30,8 @@ def main(model: str, rows: int, rounds: int) -> None:
     """Embed a corpus with MODEL, change 1 % of it, and embed it again with and without --reuse."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        old, new = (_write_corpus(folder / f"{when}.parquet", rows, when) for when in ("before", "after"))
-        earlier, outputs = folder / "earlier.parquet", [folder / f"{number}.parquet" for number in range(2)]
+        old, new = (_write_corpus(folder / f"{when}.txt", rows, when) for when in ("before", "after"))
+        earlier, outputs = folder / "earlier.npy", [folder / f"{number}.npy" for number in range(2)]
         _embed(old, model, earlier)
         ways = {"from scratch": (), "--reuse": ("--reuse", str(earlier))}
         took: dict[str, list[float]] = {way: [] for way in ways}
@@ -52,7 +49,7 @@ def _write_corpus(path: Path, rows: int, when: str) -> Path:
     """Write a corpus of distinct texts, of which every hundredth depends on `when`."""
     kinds = make_workload("short", _KINDS)
     texts = [f"{kinds[row % _KINDS]} {row}{'' if row % _EVERY else ' ' + when}" for row in range(rows)]
-    pq.write_table(pa.table({"text": texts}), path)
+    path.write_text("\n".join(texts), encoding="utf-8")
     return path
 
 
@@ -69,11 +66,10 @@ def _embed(corpus: Path, model: str, output: Path, *options: str) -> tuple[float
 
 def _largest_difference(one: Path, other: Path) -> float:
     """Return how far vectors differ; raise if anything else does."""
-    tables = [pq.read_table(path) for path in (one, other)]
-    if not tables[0].drop_columns("embedding").equals(tables[1].drop_columns("embedding")):
+    rows = [path.with_name(f"{path.name}.rows.parquet").read_bytes() for path in (one, other)]
+    if rows[0] != rows[1]:
         raise BenchError("the outputs have different rows")
-    a, b = (vectors_of(table, "embedding") for table in tables)
-    return float(np.abs(a - b).max())
+    return float(np.abs(np.load(one) - np.load(other)).max())
 
 
 if __name__ == "__main__":
