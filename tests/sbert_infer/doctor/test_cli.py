@@ -15,15 +15,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
 from sbert_infer.backends.select import READY
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.doctor import cli, trial
 from sbert_infer.doctor.machine import look_at_machine
 from sbert_infer.doctor.packages import look_at_packages, probe
-from sbert_infer.doctor.render import render
 from sbert_infer.doctor.report import make_report
-from sbert_infer.encode import self_check
 from tests.doubles.packages import install, install_onnxruntime_gpu
 from tests.repository.sources import ROOT
 
@@ -101,23 +98,6 @@ def test_a_device_that_is_not_there(small_onnx: Path) -> None:
     assert found["artifact"]["uses"] is None
     assert "can't run on cuda: there is no NVIDIA driver" in found["problems"][0]["what"]
     assert doctor(small_onnx, "--device", "tpu").returncode == 1
-
-
-@pytest.mark.parametrize("run", [False, True])
-def test_wrong_vectors_are_a_problem_with_a_cure(
-    small_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: bool
-) -> None:
-    monkeypatch.setenv("SBERT_INFER_CACHE", str(tmp_path))
-    monkeypatch.setattr(self_check, "_seen", {})
-    forward = OnnxBackend.run
-    monkeypatch.setattr(OnnxBackend, "run", lambda *a, **o: [found + 1 for found in forward(*a, **o)])
-    tried = trial.try_artifact(small_onnx, run=run)
-    found = make_report(look_at_machine(), look_at_packages(), tried)
-    (problem,) = [each for each in found["problems"] if each["name"] == "wrong-vectors"]
-    assert "gives wrong vectors here: lowest cosine" in problem["what"]
-    assert problem["cure"].startswith("export it again")
-    assert problem["cure"] not in problem["what"]
-    assert "vectors        wrong, against" in render(found)
 
 
 def test_a_file_that_is_no_artifact(tmp_path: Path) -> None:
