@@ -130,7 +130,7 @@ class BaseEngine(ModuleInterface):
         self._compute = opened.compute
         self._tokenizer = None
         self.last_stats = EncodeStats()
-        self.model_card_data = EvaluationMetrics(self.manifest)
+        self.model_card_data = EvaluationMetrics(self.artifact)
         self._apply(self.manifest)
         for name, value in settings.items():
             if value is not None:
@@ -371,10 +371,15 @@ def _reopen(
 class EvaluationMetrics:
     """Results of sentence-transformers' evaluators, at `engine.model_card_data.metrics`."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        # sentence-transformers' `mine_hard_negatives` caches vectors under this name.
-        self.base_model = f"{manifest.name} {manifest.weights_sha256[:12]} {manifest.precision}"
+    def __init__(self, artifact: Artifact) -> None:
+        self._artifact = artifact
         self.metrics: dict[str, float] = {}
+
+    @property
+    def base_model(self) -> str:
+        """The name under which sentence-transformers' `mine_hard_negatives` caches vectors."""
+        manifest = self._artifact.manifest
+        return f"{manifest.name} {fingerprint(self._artifact).exact} {manifest.precision}"
 
     def set_evaluation_metrics(
         self, evaluator: object, metrics: dict[str, float], epoch: int = 0, step: int = 0

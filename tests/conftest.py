@@ -152,18 +152,23 @@ def export_checkpoint(
     from tests.models.exports import export_graph
 
     def export_once(
-        family: str = "bert", *, int8: bool = False, fp16: bool = False, portable: bool = False, **checkpoint: Any
+        family: str = "bert",
+        *,
+        int8: bool = False,
+        fp16: bool = False,
+        bf16: bool = False,
+        portable: bool = False,
+        **checkpoint: Any,
     ) -> Path:
         source = make_checkpoint(family, **checkpoint)
         # Rounding a few random weights says nothing about trained ones.
-        options = ExportOptions(
-            int8=int8, fp16=fp16, portable=portable, min_cosine=0.9 if int8 else None, targets=[] if fp16 else None
-        )
+        bounds: dict[str, Any] = {"min_cosine": 0.9 if int8 or bf16 else None, "targets": [] if fp16 else None}
+        options = ExportOptions(int8=int8, fp16=fp16, bf16=bf16, portable=portable, **bounds)
 
         def make(target: Path) -> None:
             export_graph(source, target, options, lambda kind: graph_of(family, kind, **checkpoint))
 
-        key = repr((family, int8, fp16, portable, sorted(checkpoint.items())))
+        key = repr((family, int8, fp16, bf16, portable, sorted(checkpoint.items())))
         return once(key, f"{source.name}.{'plan' if fp16 else 'onnx'}", make)
 
     return export_once

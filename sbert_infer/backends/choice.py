@@ -108,7 +108,7 @@ def conditions() -> dict[str, str]:
     if cuda.driver_problem() is None:
         packages += _GPU_PACKAGES
         found["GPUs"] = ", ".join(map(cuda.device_name, range(cuda.device_count())))
-        found["driver's CUDA"] = str(cuda.driver_cuda())
+        found["driver's CUDA"], found["driver"] = str(cuda.driver_cuda()), cuda.driver_release() or "unknown"
     return found | {package: version(package) or "not installed" for package in packages}
 
 

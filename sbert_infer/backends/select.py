@@ -47,6 +47,8 @@ _TENSORRT = "TensorRT"
 _CUDA = "onnxruntime on the GPU"
 OPENVINO = "OpenVINO in BF16"
 
+WRONG_CURE = "export it again, or update what runs it; sbert-verify tells more"
+
 # Called with each better choice that is not taken, and why, in that order; with `READY` before a
 # TensorRT engine is built.
 PassedOver = Callable[[str, str], object]
@@ -78,8 +80,8 @@ def open_backend(artifact: Artifact, options: BackendOptions) -> Backend:
     try:
         return _open_plan(artifact, options) if isinstance(artifact, Plan) else _open_onnx(artifact, options)
     except WrongVectorsError as error:
-        cure = "export it again, or update what runs it; sbert-verify tells more"
-        raise WrongVectorsError(f"{artifact.path}: {error}; {cure}") from error
+        what = str(error).removeprefix(f"{artifact.path}: ")
+        raise WrongVectorsError(f"{artifact.path}: {what}; {WRONG_CURE}") from error
 
 
 def _open_onnx(artifact: Artifact, options: BackendOptions) -> Backend:
@@ -105,42 +107,49 @@ def _open_plan(plan: Plan, options: BackendOptions) -> Backend:
     if not gpus:  # chosen by the user, so there is nothing to warn about
         return _onnxruntime_cpu(PlanModel(plan, CPU_GRAPH), options)
     backend, why = _on_gpu(plan, gpus, options)
-    if backend is None and options.device is not None:
-        raise EngineError(f"{plan.path}: can't run on {options.device}: {why}")
+    if why and backend is None and options.device is not None:
+        raise _refusal(f"{plan.path}: can't run on {options.device}: ", why)
     if why and options.strict:
         if backend is not None:
             backend.close()
-        raise EngineError(f"{plan.path}: no TensorRT engine inside runs here: {why}")
+        raise _refusal(f"{plan.path}: no TensorRT engine inside runs here: ", why)
     backend = backend or _onnxruntime_cpu(PlanModel(plan, CPU_GRAPH), options)
     if why:
         warn(f"{plan.path} runs with {backend.describe()}: {why}")
     return backend
 
 
-def _on_gpu(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tuple[Backend | None, str]:
+def _refusal(what: str, *why: EngineError) -> EngineError:
+    """Return an error with these reasons; if one of them is wrong vectors, it is such an error."""
+    kind = WrongVectorsError if any(isinstance(each, WrongVectorsError) for each in why) else EngineError
+    return kind(what + "; ".join(map(str, why)))
+
+
+def _on_gpu(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tuple[Backend | None, EngineError | None]:
     """Return the best backend on these GPUs, or None, and the reason for a warning, if any.
 
     No warning is needed for a TensorRT engine from the plan or from the cache.
     """
     if problem := cuda.driver_problem():
         options.passed_over(_GPU, f"{problem}: {cuda.DRIVER_CURE}")
-        return None, problem
+        return None, EngineError(problem)
     _refuse_cpu_options(options)
     limit = _packer(plan).max_tokens
     if options.max_batch_tokens is not None and options.max_batch_tokens > limit:
         raise ValueError(f"max_batch_tokens is at most {limit}, the size that its TensorRT engines are built for")
     try:
-        return _tensorrt(plan, gpus, options)
+        backend, built = _tensorrt(plan, gpus, options)
+        return backend, EngineError(built) if built else None
     except WouldBuildError:
         raise
     except EngineError as error:
-        why = str(error)
-        options.passed_over(_TENSORRT, why)
+        why = error
+        options.passed_over(_TENSORRT, str(error))
     try:
         return _onnxruntime_cuda(cuda_model(plan), gpus, options), why
     except EngineError as error:
         options.passed_over(_CUDA, str(error))
-        return None, f"{why}; {error}"
+        return None, _refusal("", why, error)
 
 
 def _tensorrt(plan: Plan, gpus: tuple[int, ...], options: BackendOptions) -> tuple[Backend, str]:
@@ -259,7 +268,7 @@ def _bf16_cpu(artifact: Artifact, model: FileModel, options: BackendOptions) -> 
         return _accepted(OpenVinoBackend(artifact, **how), options)
     except EngineError as error:
         if options.strict:
-            raise EngineError(f"{artifact.path}: can't run in BF16: {error}") from error
+            raise _refusal(f"{artifact.path}: can't run in BF16: ", error) from error
         options.passed_over(OPENVINO, str(error))
         backend = _onnxruntime_cpu(model, options)
         warn(f"{artifact.path} runs in FP32 with {backend.describe()}: {error}")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sbert_infer._util.cores import cpu_quota, usable_cores
 from sbert_infer._util.hardware import cpu_name, instruction_sets, memory_bytes, memory_limit
@@ -63,7 +60,7 @@ def look_at_machine() -> Machine:
         memory_limit_gb=_gb(memory_limit()),
         nvidia_cards=nvidia_cards(),
         driver_problem=problem,
-        driver_release=_driver_release(),
+        driver_release=cuda.driver_release(),
         driver_cuda=cuda.driver_cuda(),
         gpus=() if problem else _gpus(),
     )
@@ -93,19 +90,6 @@ def _gpus() -> tuple[Gpu, ...]:
         )
     except EngineError:  # a GPU that fell off the bus, say; `driver_problem` has found the others
         return ()
-
-
-def _driver_release() -> str | None:
-    """Return the release of the driver, such as 580.95.05, from NVIDIA's management library."""
-    try:
-        library: Any = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
-        text = ctypes.create_string_buffer(80)
-        if library.nvmlInit_v2() or library.nvmlSystemGetDriverVersion(text, len(text)):
-            return None
-        library.nvmlShutdown()
-        return text.value.decode(errors="replace") or None
-    except (OSError, AttributeError):
-        return None
 
 
 def _gb(size: int | None) -> float | None:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from sbert_infer import __version__
-from sbert_infer.backends.select import OPENVINO, READY
+from sbert_infer.backends.select import OPENVINO, READY, WRONG_CURE
 from sbert_infer.doctor.machine import Machine
 from sbert_infer.doctor.packages import Packages
 from sbert_infer.doctor.problems import Problem, find_problems
+from sbert_infer.encode.self_check import WRONG
 
 SCHEMA = 1  # raise it when a key is renamed or removed
 
@@ -48,20 +49,35 @@ def _of_artifact(machine: Machine, artifact: dict[str, Any] | None) -> Iterator[
             what = f"{name}: it is not true that {check['name']}"
             cure = "export it again; if that does not help, report it with the output of sbert-doctor --json"
             yield Problem("wrong-vectors", what, "its results can't be trusted", cure)
-    if artifact["error"]:
-        what, _, command = artifact["error"].rpartition(": ")
-        what, cure = (what, command) if command.startswith("pip ") else (artifact["error"], "as the message says")
-        is_named = name in what.partition(": ")[0]  # most messages begin with the path
-        yield Problem("artifact", what if is_named else f"{name}: {what}", "it can't be used", cure)
-        return
     passed = artifact["passed_over"] or []
-    for reason in [each["why"] for each in passed if each["choice"] == OPENVINO]:
-        why, _, cure = reason.rpartition(": ")
-        if not cure.startswith("pip "):
-            why, cure = reason, "export it without --bf16, or accept FP32"
-        yield Problem("no-bf16", f"{name} runs in FP32: {why}", "it runs slower than it could", cure)
+    if artifact["error"]:
+        yield _not_opened(artifact)
+        return
+    for each in passed:
+        if each["choice"] == OPENVINO:
+            yield _no_bf16(name, each["why"])
     if machine.driver_problem is None and passed and name.endswith(".plan"):
         yield _passed_over(artifact)
+
+
+def _not_opened(artifact: dict[str, Any]) -> Problem:
+    """Return why an artifact can't be opened: wrong vectors, or what the error says."""
+    kind, what, cure = "artifact", artifact["error"], "as the message says"
+    before, _, command = what.rpartition(": ")
+    if (artifact["verified"] or {}).get("verdict") == WRONG:
+        kind, what, cure = "wrong-vectors", what.removesuffix(f"; {WRONG_CURE}"), WRONG_CURE
+    elif command.startswith("pip "):
+        what, cure = before, command
+    is_named = artifact["file"] in what.partition(": ")[0]  # most messages begin with the path
+    return Problem(kind, what if is_named else f"{artifact['file']}: {what}", "it can't be used", cure)
+
+
+def _no_bf16(name: str, why: str) -> Problem:
+    cure = "export it without --bf16, or accept FP32"
+    before, _, command = why.rpartition(": ")
+    if command.startswith("pip "):
+        why, cure = before, command
+    return Problem("no-bf16", f"{name} runs in FP32: {why}", "it runs slower than it could", cure)
 
 
 def _passed_over(artifact: dict[str, Any]) -> Problem:

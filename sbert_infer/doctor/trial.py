@@ -27,8 +27,8 @@ from sbert_infer.backends.choice import NoChoiceError, recall
 from sbert_infer.backends.select import OPENVINO, READY, BackendOptions, WouldBuildError, open_backend
 from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.doctor.packages import end_of_process
-from sbert_infer.encode.self_check import SelfCheck
-from sbert_infer.errors import SbertInferError
+from sbert_infer.encode.self_check import WRONG, SelfCheck, Verdict
+from sbert_infer.errors import SbertInferError, WrongVectorsError
 
 _WORDS = "a red fox runs over nine green hills and sleeps under two old trees by the sea".split()  # noqa: SIM905
 _LENGTHS = (1, 3, 9, 30, 100, 240)  # in words
@@ -96,6 +96,8 @@ def try_artifact(path: Path, device: str | None = None, run: bool = False) -> di
                 passed_over[:] = [each for each in passed_over if each["choice"] == OPENVINO]
     except (SbertInferError, ValueError, OSError) as error:
         result["error"] = " ".join(str(error).split())
+        if isinstance(error, WrongVectorsError):
+            result["verified"] = asdict(Verdict(WRONG))
     return {**result, "passed_over": passed_over}
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from sbert_infer.artifact.exports import open_model
 from sbert_infer.artifact.manifest import ENCODER, Artifact, check_kind, check_one_route
 from sbert_infer.backends.devices import Device
+from sbert_infer.embed.write.origin import ORIGIN, Origin
 from sbert_infer.encode.output import Window
 from sbert_infer.encode.precision import reduce_precision
 from sbert_infer.encode.self_check import Verify
@@ -65,7 +66,8 @@ class Embedder:
     >>> model = ("model.onnx",)
     >>> ds.map_batches(Embedder, fn_constructor_args=model, batch_size=16384)  # doctest: +SKIP
 
-    Give it batches of some thousand rows: texts are sorted by length within a batch.
+    Give it batches of some thousand rows: texts are sorted by length within a batch. Arrow tables
+    say in their metadata from what their vectors were made, as `sbert-embed`'s files do.
     """
 
     def __init__(
@@ -91,6 +93,9 @@ class Embedder:
         self.text_column, self.embedding_column, self.precision = text_column, embedding_column, precision
         self.engine = open_engine(artifact, device=device, workers=workers, verify=verify)
         self._vectors = Vectors(precision, normalize, truncate_dim, prompt_name, prompt)
+        before, dim = self.engine.resolve_prompt(prompt, prompt_name), self._vectors.dim(self.engine)
+        made = Origin(self.engine.fingerprint, before, dim, normalize, precision, text_column, embedding_column)
+        self._origin = {ORIGIN: made.to_json()}
 
     def __call__(self, batch: Any) -> Any:
         """The batch with one more column. A row without a text is an error."""
@@ -100,7 +105,8 @@ class Embedder:
         if hasattr(batch, "append_column"):  # an Arrow table
             from sbert_infer.embed.write.vectors import fixed_lists
 
-            return batch.append_column(self.embedding_column, fixed_lists(vectors))
+            table = batch.append_column(self.embedding_column, fixed_lists(vectors))
+            return table.replace_schema_metadata({**(table.schema.metadata or {}), **self._origin})
         if hasattr(batch, "assign"):  # a pandas frame
             return batch.assign(**{self.embedding_column: list(vectors)})
         return {**batch, self.embedding_column: vectors}

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def model_meta(engine: Any) -> Any:
-    """Return the model card. Its revision depends on weights, settings and precision."""
+    """Return the model card. Its revision is the fingerprint, the precision, and the settings."""
     try:
         models = import_module("mteb.models")
     except ImportError:  # so that hasattr returns False
@@ -33,12 +33,10 @@ def _revision(engine: Any) -> str:
 
     mteb stores results by revision, and does not evaluate one twice.
     """
-    manifest = engine.manifest
     settings = [engine.get_embedding_dimension(), engine.max_seq_length, engine.similarity_fn_name]
-    settings += [manifest.pooling, sorted(engine.prompts.items()), engine.default_prompt_name, manifest.normalized]
-    settings += [engine.max_active_dims]
+    settings += [sorted(engine.prompts.items()), engine.default_prompt_name, engine.max_active_dims]
     digest = hashlib.sha256(repr(settings).encode()).hexdigest()
-    return f"{manifest.weights_sha256[:12]}-{manifest.precision}-{digest[:8]}"
+    return f"{engine.fingerprint.exact}-{engine.manifest.precision}-{digest[:8]}"
 
 
 def encode_task(engine: Any, inputs: Any, task: Any, prompt_type: Any, **options: Any) -> Any:

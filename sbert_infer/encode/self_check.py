@@ -31,7 +31,7 @@ from sbert_infer.encode.options import EncodeOptions
 from sbert_infer.encode.output import Output
 from sbert_infer.encode.pipeline import Pipeline
 from sbert_infer.encode.sparse import SparseOutput, SparseRows
-from sbert_infer.errors import WrongVectorsError
+from sbert_infer.errors import TextError, WrongVectorsError
 from sbert_infer.similarity import cosine
 from sbert_infer.text.tokenizer import Tokenizer
 
@@ -72,12 +72,14 @@ class Verdict:
     @property
     def measured(self) -> str:
         """What was measured, and what would be right."""
-        side = "at least" if self.measure == _COSINE else "at most"
+        side = _SIDES.get(self.measure, "at most")
         numbers = f"{self.measure} {_number(self.found)}, {side} {_number(self.bound)} is right"
         return f"{numbers}, on {self.texts} texts"
 
 
-_COSINE, _LENGTH, _SCORE = "lowest cosine", "largest difference in length", "largest difference of a score"
+COSINE, LENGTH, SCORE = "lowest cosine", "largest difference in length", "largest difference of a score"
+FINITE, DIM = "texts with NaN or infinity in their batches", "numbers of a vector"
+_SIDES = {COSINE: "at least", DIM: "exactly"}
 
 
 class SelfCheck:
@@ -113,7 +115,10 @@ class SelfCheck:
 
 
 def run_canaries(pipeline: Pipeline, manifest: Manifest, canaries: Canaries) -> list[tuple[int, Array]]:
-    """Run all canaries together and some of them alone; return (number, result) of each."""
+    """Run all canaries together and some of them alone; return (number, result) of each.
+
+    If there are NaN or infinity in a call, all its results are NaN: so `Engine` would raise.
+    """
     everything = range(len(canaries.texts))
     found = list(_run_rows(pipeline, manifest, canaries, everything))
     for row in everything[::_ALONE]:
@@ -127,9 +132,15 @@ def _run_rows(
     for task in dict.fromkeys(canaries.tasks[row] for row in rows):
         own = [row for row in rows if canaries.tasks[row] == task]
         output = first_output(manifest, task, pipeline.tokenizer)
-        for window in pipeline.run([canaries.texts[row] for row in own], output):
-            results = window.vectors.to_dense() if isinstance(window.vectors, SparseRows) else window.vectors
-            yield from ((own[window.start + place], np.atleast_2d(result)) for place, result in enumerate(results))
+        try:
+            (window,) = pipeline.run([canaries.texts[row] for row in own], output)
+        except TextError as error:
+            if not error.not_finite:
+                raise
+            yield from ((row, np.full_like(canaries.results[row], np.nan)) for row in own)
+            continue
+        results = window.vectors.to_dense() if isinstance(window.vectors, SparseRows) else window.vectors
+        yield from ((row, np.atleast_2d(result)) for row, result in zip(own, results, strict=True))
 
 
 def first_output(manifest: Manifest, task: str | None, tokenizer: Tokenizer) -> Output:
@@ -147,19 +158,21 @@ def judge(manifest: Manifest, device: str, canaries: Canaries, found: Sequence[t
     pairs = [(result, canaries.results[row]) for row, result in found]
     texts = len(canaries.texts)
     if any(ours.shape != right.shape for ours, right in pairs):
-        return Verdict(WRONG, texts, _COSINE, 0.0, 1.0)
+        return Verdict(WRONG, texts, COSINE, 0.0, 1.0)
+    if spoiled := {row for row, result in found if not np.isfinite(result).all()}:
+        return Verdict(WRONG, texts, FINITE, len(spoiled), 0)
     ours, right = (np.concatenate(each) for each in zip(*pairs, strict=True))
     least, score = bounds_of(manifest, device)
     if manifest.kind == RERANKER:
         error = float(np.abs(ours - right).max())
-        return Verdict(RIGHT if error <= score else WRONG, texts, _SCORE, error, score)
+        return Verdict(RIGHT if error <= score else WRONG, texts, SCORE, error, score)
     lowest = float(cosine(ours, right).min())
     if not lowest >= least:
-        return Verdict(WRONG, texts, _COSINE, lowest, least)
-    length, stretch = _stretch(ours, right), most_stretch(least)
-    if not length <= stretch:
-        return Verdict(WRONG, texts, _LENGTH, length, stretch)
-    return Verdict(RIGHT, texts, _COSINE, lowest, least)
+        return Verdict(WRONG, texts, COSINE, lowest, least)
+    length, most = stretch(ours, right), most_stretch(least)
+    if not length <= most:
+        return Verdict(WRONG, texts, LENGTH, length, most)
+    return Verdict(RIGHT, texts, COSINE, lowest, least)
 
 
 def bounds_of(manifest: Manifest, device: str) -> tuple[float, float]:
@@ -185,7 +198,7 @@ def most_stretch(least: float) -> float:
     return 2 * float(np.sqrt(2 * (1 - least)))
 
 
-def _stretch(ours: Array, right: Array) -> float:
+def stretch(ours: Array, right: Array) -> float:
     """Return the largest relative difference in length."""
     a, b = (np.linalg.norm(rows.astype(np.float64), axis=1) for rows in (ours, right))
     known = b > 0
@@ -194,7 +207,7 @@ def _stretch(ours: Array, right: Array) -> float:
 
 def _number(value: float) -> str:
     """Return enough digits to tell a cosine near 1 from 1."""
-    return f"{value:.7f}".rstrip("0").rstrip(".") if value >= 1e-3 else f"{value:.1e}"
+    return f"{value:.7f}".rstrip("0").rstrip(".") if value >= 1e-3 or not value else f"{value:.1e}"
 
 
 def _key(artifact: Artifact, backend: Backend) -> str:
@@ -209,7 +222,7 @@ def _machine(device: str) -> tuple[Any, ...]:
     if device == "cpu":
         return version("sbert-infer"), cpu_name(), *instruction_sets()
     packages = map(version, ("sbert-infer", "torch", "triton"))  # which run the kernel
-    return *packages, cuda.driver_cuda(), *map(cuda.device_name, gpu_indices(device.split(",")))
+    return *packages, cuda.driver_cuda(), cuda.driver_release(), *map(cuda.device_name, gpu_indices(device.split(",")))
 
 
 def _recall(key: str) -> Verdict | None:

@@ -193,4 +193,4 @@ def _nearness(kind: str, found: list[tuple[int, Array]], right: list[Array]) -> 
     if kind == RERANKER:
         a, b = (rows - b.mean(axis=0) for rows in (a, b))
         a, b = a.reshape(1, -1), b.reshape(1, -1)
-    return float(cosine(a, b).min())
+    return float(np.nan_to_num(cosine(a, b)).min())  # NaN is as far as can be

@@ -21,7 +21,7 @@ from sbert_infer.verify.compare import compare
 from sbert_infer.verify.report import render, report_here, report_target
 from sbert_infer.verify.server import Server, ServerError
 from sbert_infer.verify.texts import SHORT, long_texts, over_limit
-from sbert_infer.verify.truth import Made, Truth
+from sbert_infer.verify.truth import Made, Stated, Truth
 
 EXAMPLES = """\b
 Examples:
@@ -48,10 +48,12 @@ _COUNT = click.IntRange(min=1)
 @click.option(
     "--min-cosine", type=click.FloatRange(0, 1), help="Lowest cosine of TARGET that is right. [by the precision]"
 )
-@click.option("--prompt-name", metavar="NAME", help="Prompt that TARGET put before each text. [the default one]")
+@click.option(
+    "--prompt-name", metavar="NAME", help="Prompt before each text. [that of sbert-embed, or the default one]"
+)
 @click.option("--prompt", metavar="TEXT", help="The prompt itself; '' for none.")
-@click.option("--normalize", is_flag=True, help="TARGET scales vectors to length 1.")
-@click.option("--truncate-dim", type=_COUNT, metavar="N", help="TARGET keeps the first N numbers of a vector.")
+@click.option("--normalize", is_flag=True, help="TARGET scales vectors to length 1. [as sbert-embed did]")
+@click.option("--truncate-dim", type=_COUNT, metavar="N", help="TARGET keeps N numbers of a vector. [as sbert-embed]")
 @click.option("--model", metavar="NAME", help="The model's name on the server. [its first]")
 @click.option("--key-env", default="SBERT_VERIFY_KEY", show_default=True, help="Variable that holds the server's key.")
 @click.option("--key-file", type=_FILE, help="File that holds the server's key.")
@@ -93,21 +95,22 @@ def _verify(artifact: Artifact, target: str | None, options: dict[str, Any]) -> 
         here = report_here(engine)
         if target is None or here["differences"] or not isinstance(engine, Engine):
             return here
-        made = Made(_prompt(engine, options), options["normalize"], options["truncate_dim"])
+        if "://" not in target:
+            return _verify_file(engine, target, options)
+        made = Made(engine.resolve_prompt(options["prompt"], options["prompt_name"]), **_vectors(options))
         truth = Truth(engine, made, options["min_cosine"])
-        texts, found = _ask(truth, target, options) if "://" in target else _read(target, options)
-        report: dict[str, Any] = report_target(engine, target, texts, truth.bound, compare(truth, texts, found))
-        return report
+        normalized = engine.manifest.normalized or made.normalize
+        server = Server(target, model=options["model"], key=_key(options), normalize=normalized)
+        texts, found = _ask(truth, server)
+        return report_target(engine, target, texts, compare(truth, texts, found), server.stated())
 
 
-def _prompt(engine: Engine, options: dict[str, Any]) -> str:
-    return engine.resolve_prompt(options["prompt"], options["prompt_name"])
+def _vectors(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in ("normalize", "truncate_dim")}
 
 
-def _ask(truth: Truth, url: str, options: dict[str, Any]) -> tuple[list[str], Any]:
+def _ask(truth: Truth, server: Server) -> tuple[list[str], Any]:
     """Return texts, short ones, long ones and one over the limit, and the server's vectors."""
-    normalized = truth.engine.manifest.normalized or truth.made.normalize
-    server = Server(url, model=options["model"], key=_key(options), normalize=normalized)
     texts = [*SHORT, *long_texts(truth.count_tokens, truth.limit)]
     found = server.encode(texts)
     longer = over_limit(truth.count_tokens, truth.limit)
@@ -125,15 +128,23 @@ def _key(options: dict[str, Any]) -> str | None:
     return os.environ.get(options["key_env"])
 
 
-def _read(target: str, options: dict[str, Any]) -> tuple[list[str], Any]:
-    """Return some texts of a file and its vectors of them."""
+def _verify_file(engine: Engine, target: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Verify some rows of a file, by default made as it says itself."""
     try:
-        from sbert_infer.verify.vectors_file import read_sample
+        from sbert_infer.verify.vectors_file import origin_of, read_sample
     except ImportError as error:
         raise EmbedError(f"{error.name} is not installed: pip install 'sbert-infer[embed]'") from error
+    made, stated, origin = _vectors(options), None, origin_of(Path(target))
+    prompt, name = options["prompt"], options["prompt_name"]
+    if origin is not None:
+        stated = Stated(origin.fingerprint.exact, origin.fingerprint)
+        made["normalize"] |= origin.normalize
+        made["truncate_dim"] = made["truncate_dim"] or min(origin.dim, engine.manifest.dim)
+        prompt = origin.prompt if prompt is None and name is None else prompt
+    truth = Truth(engine, Made(engine.resolve_prompt(prompt, name), **made), options["min_cosine"])
     columns = {name: options[name] for name in ("text_column", "embedding_column")}
     sample = read_sample(Path(target), options["rows"], texts_from=options["texts"], **columns)
     bad = np.flatnonzero(~np.isfinite(sample.vectors).all(axis=1))
     if len(bad):
         raise TextError(f"{target} has a vector with NaN or infinity, of {sample.texts[bad[0]]!r:.60}", int(bad[0]))
-    return sample.texts, sample.vectors
+    return report_target(engine, target, sample.texts, compare(truth, sample.texts, sample.vectors), stated)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sbert_infer.encode.self_check import most_stretch
+from sbert_infer.encode.self_check import COSINE, DIM, LENGTH, RIGHT, WRONG, Verdict, most_stretch, stretch
 from sbert_infer.similarity import cosine
 from sbert_infer.verify.truth import POOLINGS, Truth
 
@@ -44,10 +44,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The cosine of each vector to the right one, and what differs; nothing if all are right."""
+    """The cosine of each vector to the right one, and what differs; nothing if all are right.
+
+    `verdict` is by the measure that fails.
+    """
 
     cosines: Cosines
     differences: list[Difference]
+    verdict: Verdict
 
 
 def compare(truth: Truth, texts: Sequence[str], found: Array) -> Comparison:
@@ -55,7 +59,8 @@ def compare(truth: Truth, texts: Sequence[str], found: Array) -> Comparison:
     right = truth.encode(texts)
     if found.shape[1] > right.shape[1]:
         how = f"its vectors have {found.shape[1]} numbers, those of the artifact {right.shape[1]}"
-        return Comparison(np.zeros(len(texts)), [Difference("model", how)])
+        verdict = Verdict(WRONG, len(texts), DIM, found.shape[1], right.shape[1])
+        return Comparison(np.zeros(len(texts)), [Difference("model", how)], verdict)
     short = found.shape[1] < right.shape[1]
     how = f"only the first {found.shape[1]} of {right.shape[1]} numbers"
     cosines = cosine(right[:, : found.shape[1]], found)
@@ -64,7 +69,17 @@ def compare(truth: Truth, texts: Sequence[str], found: Array) -> Comparison:
         same = not differences or differences[0].what != "model"
         kept = Difference("dimensions", how)
         differences = [kept, *differences] if same else [Difference("model", f"{differences[0].how}; {how}")]
-    return Comparison(cosines, differences)
+    return Comparison(cosines, differences, _verdict(truth, found, right, cosines, differences))
+
+
+def _verdict(truth: Truth, found: Array, right: Array, cosines: Cosines, differences: list[Difference]) -> Verdict:
+    """Return the verdict by the measure that fails: cosines, numbers of a vector, or lengths."""
+    verdict, lowest = WRONG if differences else RIGHT, float(cosines.min())
+    if not differences or not lowest >= truth.bound:
+        return Verdict(verdict, len(cosines), COSINE, lowest, truth.bound)
+    if found.shape[1] < right.shape[1]:
+        return Verdict(verdict, len(cosines), DIM, found.shape[1], right.shape[1])
+    return Verdict(verdict, len(cosines), LENGTH, stretch(found, right), most_stretch(truth.bound))
 
 
 def _explain(truth: Truth, texts: Sequence[str], found: Array, right: Array, cosines: Cosines) -> Iterator[Difference]:

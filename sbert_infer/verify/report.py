@@ -12,11 +12,12 @@ import numpy as np
 from sbert_infer.artifact.canaries import Canaries, canaries_of
 from sbert_infer.artifact.manifest import RERANKER
 from sbert_infer.base_engine import BaseEngine
-from sbert_infer.encode.self_check import NO_CANARIES, RIGHT, WRONG, Verdict, judge, run_canaries
+from sbert_infer.encode.self_check import FINITE, LENGTH, NO_CANARIES, RIGHT, Verdict, judge, run_canaries
 from sbert_infer.engine import Engine
 from sbert_infer.similarity import cosine
 from sbert_infer.verify.compare import Comparison, Difference
 from sbert_infer.verify.texts import by_cosine
+from sbert_infer.verify.truth import Stated
 
 SCHEMA = 1  # raise it when a key is renamed or removed
 HERE = "this machine"
@@ -48,11 +49,12 @@ def _report_route(engine: BaseEngine, target: str) -> dict[str, Any]:
     return _report(engine, target, verdict, texts, cosines, _differences(verdict, alone))
 
 
-def report_target(engine: BaseEngine, target: str, texts: Sequence[str], bound: float, found: Comparison) -> Any:
+def report_target(
+    engine: BaseEngine, target: str, texts: Sequence[str], found: Comparison, stated: Stated | None
+) -> dict[str, Any]:
     """Report how the vectors of a server or a file compare with those of `engine`."""
-    lowest = float(found.cosines.min())
-    verdict = Verdict(WRONG if found.differences else RIGHT, len(texts), "lowest cosine", lowest, bound)
-    return _report(engine, target, verdict, texts, list(found.cosines), found.differences)
+    report = _report(engine, target, found.verdict, texts, list(found.cosines), found.differences)
+    return {**report, "stated": None if stated is None else stated.compared(engine.fingerprint)}
 
 
 def _report(
@@ -73,6 +75,7 @@ def _report(
         "fingerprint": {"model": fingerprint.model, "exact": fingerprint.exact},
         "backend": engine.pipeline.backend.describe(),
         "target": target,
+        "stated": None,
         **asdict(verdict),
         "lowest_cosine": None if scores else float(min(cosines)),
         "mean_cosine": None if scores else float(np.mean(cosines)),
@@ -82,7 +85,8 @@ def _report(
 
 
 def _lowest(result: Any, right: Any) -> float:
-    return float(cosine(result, right).min(initial=1)) if result.shape == right.shape else 0.0
+    same = result.shape == right.shape and np.isfinite(result).all()
+    return float(cosine(result, right).min(initial=1)) if same else 0.0
 
 
 def _shown(canaries: Canaries, row: int) -> str:
@@ -96,8 +100,10 @@ def _differences(verdict: Verdict, alone: Verdict) -> list[Difference]:
         return []
     if alone.verdict == RIGHT:
         return [Difference("batching", "texts that run alone are right, those that run together are not")]
-    if "length" in verdict.measure:
+    if verdict.measure == LENGTH:
         return [Difference("normalisation", "vectors point the right way, but have other lengths")]
+    if verdict.measure == FINITE:
+        return [Difference("arithmetic", "the model gives NaN or infinity here")]
     how = "not the weights that were exported, or they are not computed as they should be"
     return [Difference("weights or arithmetic", how)]
 
@@ -112,11 +118,10 @@ def render(report: dict[str, Any]) -> str:
         ("fingerprint", f"{report['fingerprint']['exact']} (model {report['fingerprint']['model']})"),
         ("runs with", report["backend"]),
         ("compared", report["target"]),
-        (
-            "verdict",
-            click.style(verdict, fg="green" if right else "red"),
-        ),
+        ("verdict", click.style(verdict, fg="green" if right else "red")),
     ]
+    if report["stated"] is not None:
+        rows.insert(-1, ("it states", _stated(report["stated"])))
     if report["mean_cosine"] is not None:
         rows.append(("cosines", f"lowest {report['lowest_cosine']:.7f}, mean {report['mean_cosine']:.7f}"))
     rows += [("differs", f"{each['what']}: {each['how']}") for each in report["differences"]]
@@ -124,3 +129,11 @@ def render(report: dict[str, Any]) -> str:
     if report["verdict"] == NO_CANARIES:
         rows.append(("cure", "export it again: it was made before artifacts had canaries"))
     return "\n".join(f"{name:<{_WIDTH}} {text}" for name, text in rows)
+
+
+def _stated(stated: dict[str, Any]) -> str:
+    """Return what the target's own fingerprint says, whatever its vectors are."""
+    if stated["same"]:
+        return "the same fingerprint"
+    parts = f": other {', '.join(stated['differences'])}" if stated["differences"] else ""
+    return click.style(f"the fingerprint {stated['exact']}, not this one{parts}", fg="yellow")

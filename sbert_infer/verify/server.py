@@ -13,11 +13,14 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 import numpy as np
 import numpy.typing as npt
 
+from sbert_infer.artifact.fingerprint import Fingerprint
 from sbert_infer.errors import SbertInferError
+from sbert_infer.verify.truth import Stated
 
 Array = npt.NDArray[np.float32]
 
 _OPENAI, _TEI = "/v1/embeddings", "/embed"
+_FINGERPRINT = "x-model-fingerprint"  # a header of sbert-serve
 _BATCH = 8  # texts in a request
 _TIMEOUT_S = 120.0
 
@@ -49,7 +52,18 @@ class Server:
         self.route = known  # None until the server has answered on one
         self._root = urlunsplit((parts.scheme, parts.netloc, path.removesuffix(known or ""), "", ""))
         self._model, self._key, self._normalize = model, key, normalize
+        self._fingerprint: str | None = None  # that it says its vectors have
         self._opener = build_opener(_NoRedirects)
+
+    def stated(self) -> Stated | None:
+        """Return the fingerprint that came with vectors, with the parts that `/info` has for it."""
+        if self._fingerprint is None:
+            return None
+        try:
+            cards = {card["fingerprint"]: card["fingerprint_parts"] for card in self._request("/info")["models"]}
+            return Stated(self._fingerprint, Fingerprint.from_json(json.dumps(cards[self._fingerprint])))
+        except (ServerError, LookupError, TypeError, ValueError):
+            return Stated(self._fingerprint, None)
 
     def encode(self, texts: Sequence[str]) -> Array:
         """Return the server's vectors, [texts, dim]."""
@@ -103,6 +117,7 @@ class Server:
         request = Request(self._root + route, data, headers)  # noqa: S310  # http and https only, as checked
         try:
             with self._opener.open(request, timeout=_TIMEOUT_S) as response:
+                self._fingerprint = response.headers.get(_FINGERPRINT) or self._fingerprint
                 return json.load(response)
         except HTTPError as error:
             said = " ".join(error.read(300).decode("utf-8", "replace").split())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sbert_infer.artifact.fingerprint import Fingerprint
 from sbert_infer.artifact.manifest import TOKENS
 from sbert_infer.encode.open_pipeline import load_tokenizer
 from sbert_infer.encode.self_check import bounds_of
@@ -25,6 +27,19 @@ class Made:
     prompt: str  # that stood before each text
     normalize: bool = False
     truncate_dim: int | None = None
+
+
+@dataclass(frozen=True)
+class Stated:
+    """The fingerprint that a server or a file says its vectors have; its parts if known."""
+
+    exact: str
+    parts: Fingerprint | None
+
+    def compared(self, own: Fingerprint) -> dict[str, Any]:
+        """Return it, whether it is that of the artifact, and the parts that differ."""
+        differences = [] if self.parts is None else own.differences(self.parts)
+        return {"exact": self.exact, "same": self.exact == own.exact, "differences": differences}
 
 
 class Truth:

@@ -35,7 +35,7 @@ ORDERS = {
         probe | machine, packages < problems, requirements, trial < report < render < cli < __main__ < __init__
     """,
     "sbert_infer.verify": """
-        texts | server | vectors_file | truth < compare < report < cli < __main__ < __init__
+        texts | vectors_file | truth < server | compare < report < cli < __main__ < __init__
     """,
     "sbert_infer.tune": """
         candidates | workload < trial < search < report < cli < __main__ < __init__
@@ -51,7 +51,7 @@ ORDERS = {
     "sbert_infer.bench": """
         inside | needs_gpu | errors, stats, workloads < contest < report, console
         < quality | load | gpu_model < session
-        < cli | demo | base_model | shapes | lanes
+        < cli | demo | base_model | shapes | reuse | lanes
     """,
 }
 

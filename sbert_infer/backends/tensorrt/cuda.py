@@ -50,6 +50,19 @@ def driver_cuda() -> tuple[int, int] | None:
     return None if code else (version.value // 1000, version.value % 1000 // 10)
 
 
+def driver_release() -> str | None:
+    """Return the driver's release, such as 580.95.05, from its management library, if known."""
+    try:
+        library: Any = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
+        text = ctypes.create_string_buffer(80)
+        if library.nvmlInit_v2() or library.nvmlSystemGetDriverVersion(text, len(text)):
+            return None
+        library.nvmlShutdown()
+        return text.value.decode(errors="replace") or None
+    except (OSError, AttributeError):
+        return None
+
+
 def device_count() -> int:
     """Return the number of GPUs."""
     count = ctypes.c_int()

@@ -25,7 +25,7 @@ _RETRY = {
 _PRIORITY = {
     "name": "X-Priority",
     "in": "header",
-    "description": "Interactive requests go before bulk ones. Without it, one that fits into a batch is interactive.",
+    "description": "Interactive requests go before bulk ones. Without it, a text alone and few short ones are.",
     "schema": {"type": "string", "enum": [INTERACTIVE, BULK]},
 }
 _SCHEMES = {

@@ -88,6 +88,8 @@ def test_scores_are_those_of_sentence_transformers(
 def test_the_card_tells_precisions_apart(export_checkpoint: Callable[..., Path]) -> None:
     with Engine(export_checkpoint("bert")) as exact, Engine(export_checkpoint("bert", int8=True)) as rounded:
         cards = exact.mteb_model_meta, rounded.mteb_model_meta
+        assert exact.fingerprint.exact in cards[0].revision
+        assert exact.fingerprint.exact in exact.model_card_data.base_model
         with exact.truncate_embeddings(8):
             assert exact.mteb_model_meta.revision != cards[0].revision
         assert exact.mteb_model_meta.revision == cards[0].revision

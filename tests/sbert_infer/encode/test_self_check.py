@@ -18,13 +18,14 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from sbert_infer import Engine, EngineError, Reranker, SbertInferWarning, WrongVectorsError
+from sbert_infer import Engine, Reranker, SbertInferWarning, WrongVectorsError
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.onnx_file import append_metadata
 from sbert_infer.backends import select
 from sbert_infer.backends.base import Batch
 from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
 from sbert_infer.backends.onnxruntime_session import FileModel
+from sbert_infer.backends.openvino_install import why_no_bf16
 from sbert_infer.backends.tensorrt.backend import TensorRTBackend
 from sbert_infer.encode import self_check
 from sbert_infer.encode.self_check import bounds_of
@@ -81,7 +82,11 @@ def verdict(path: Path, opener: type[Engine] | type[Reranker] = Engine, **option
             return found
 
 
-@pytest.mark.parametrize("how", [{}, {"int8": True}, {"fp16": True}, {"portable": True}])
+NO_BF16 = pytest.mark.skipif(why_no_bf16() is not None, reason=f"{why_no_bf16()}")
+HOWS = [{}, {"int8": True}, {"fp16": True}, {"portable": True}, pytest.param({"bf16": True}, marks=NO_BF16)]
+
+
+@pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_no_false_alarm(export_checkpoint: Callable[..., Path], how: dict[str, Any], threads: int) -> None:
     found = verdict(export_checkpoint("bert", **how), threads=threads, verify="always")
@@ -172,6 +177,24 @@ def test_an_unwritable_cache_is_silent(
     assert not caplog.records
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_are_wrong(
+    small_onnx: Path, reranker_onnx: Path, monkeypatch: pytest.MonkeyPatch, number: float
+) -> None:
+    run = OnnxBackend.run
+
+    def spoiled(*args: Any, **options: Any) -> Any:
+        found = [rows.copy() for rows in run(*args, **options)]
+        found[0][0] = number
+        return found
+
+    monkeypatch.setattr(OnnxBackend, "run", spoiled)
+    for opener, path in ((Engine, small_onnx), (Reranker, reranker_onnx)):
+        with pytest.raises(WrongVectorsError, match=r"onnxruntime .*NaN or infinity.*sbert-verify") as raised:
+            opener(path)
+        assert str(path) in str(raised.value)
+
+
 def test_an_artifact_without_canaries_opens(small_onnx: Path) -> None:
     artifact = open_artifact(small_onnx)
     with Engine(replace(artifact, manifest=replace(artifact.manifest, canaries=None))) as engine:
@@ -237,8 +260,9 @@ def test_the_next_backend_is_taken(bf16_onnx: Path, wrong_openvino: list[Any]) -
 
 
 def test_strict_raises(bf16_onnx: Path, wrong_openvino: list[Any]) -> None:
-    with pytest.raises(EngineError, match=r"can't run in BF16.*lowest cosine"):
+    with pytest.raises(WrongVectorsError, match=r"can't run in BF16.*lowest cosine.*sbert-verify") as raised:
         Engine(bf16_onnx, strict=True)
+    assert str(raised.value).count(str(bf16_onnx)) == 1
     assert wrong_openvino[0].closed
 
 
@@ -283,5 +307,5 @@ def test_packed_rows_on_a_double_of_a_gpu(
     assert (engine.device, engine.info["verified"]["verdict"]) == ("cpu", "right")
     engine.close()
     for options in ({"strict": True}, {"device": "cuda"}):
-        with pytest.raises(EngineError, match="gives wrong vectors here"):
+        with pytest.raises(WrongVectorsError, match="gives wrong vectors here"):
             Engine(small_plan, verify="always", **options)

@@ -95,17 +95,30 @@ def test_an_address_that_is_taken(served_onnx: Path) -> None:
     assert error_of(str(served_onnx), "--host", "no.such.host.invalid").startswith("error: no.such.host.invalid")
 
 
-@pytest.mark.parametrize("plural", ["", "S"])
-def test_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, plural: str) -> None:
-    seen: list[Settings] = []
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """The settings of servers, which are not started."""
+    settings: list[Settings] = []
 
     class Seen:
-        def __init__(self, settings: Settings) -> None:
-            seen.append(settings)
+        def __init__(self, given: Settings) -> None:
+            settings.append(given)
 
         def run(self) -> None: ...
 
     monkeypatch.setattr(cli, "_import_server", lambda: (Seen, lambda as_json: nullcontext()))
+    return settings
+
+
+def test_options_reach_the_settings(seen: list[Settings]) -> None:
+    assert invoke("x.onnx", "--verify", "always", "--compute", "auto", "--cache-mb", "12.5").exit_code == 0
+    assert invoke("x.onnx").exit_code == 0
+    given, default = ((each.verify, each.compute, each.cache_mb) for each in seen)
+    assert (given, default) == (("always", "auto", 12.5), ("once", None, 0.0))
+
+
+@pytest.mark.parametrize("plural", ["", "S"])
+def test_options_come_from_the_environment(seen: list[Settings], plural: str) -> None:
     environment = {
         "SBERT_SERVE_MODELS": "a=x.onnx y.onnx",
         "SBERT_SERVE_PORT": "9000",

@@ -21,6 +21,7 @@ from sbert_infer.artifact.fingerprint import fingerprint
 from sbert_infer.backends import choice as choices
 from sbert_infer.backends.choice import Choice, conditions, remember
 from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
+from sbert_infer.backends.tensorrt import cuda
 from sbert_infer.backends.tensorrt.cuda_packages import version
 from sbert_infer.doctor.trial import try_artifact
 from sbert_infer.embed.cli import main as embed
@@ -118,6 +119,13 @@ def test_another_version(exact: Path, int8: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(choices, "version", lambda name: "99.0" if name == "onnxruntime" else version(name))
     with warned(exact, r".* void: onnxruntime was [\d.]+, and is 99\.0"):
         Engine(exact, compute="auto").close()
+
+
+def test_the_drivers_release_is_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "driver" not in conditions() or cuda.driver_problem() is None
+    for name, value in (("driver_problem", None), ("device_count", 0), ("driver_release", "580.95.05")):
+        monkeypatch.setattr(cuda, name, lambda value=value: value)
+    assert conditions()["driver"] == "580.95.05"
 
 
 def test_another_file(exact: Path, int8: Path, export_checkpoint: Callable[..., Path]) -> None:

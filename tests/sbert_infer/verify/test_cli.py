@@ -24,6 +24,7 @@ from sbert_infer import Engine
 from sbert_infer.artifact import open_artifact
 from sbert_infer.artifact.onnx_file import append_metadata
 from sbert_infer.serve.settings import ModelFile, Settings
+from sbert_infer.verify import vectors_file
 from sbert_infer.verify.cli import main
 from sbert_infer.verify.texts import SHORT
 from tests.sbert_infer.serve.conftest import start
@@ -110,6 +111,18 @@ def test_wrong_vectors_of_this_machine(plain_onnx: Path, monkeypatch: pytest.Mon
     assert len(report["worst"]) == 3
 
 
+def test_numbers_of_this_machine_that_are_not_finite(plain_onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
+
+    run = OnnxBackend.run
+    monkeypatch.setattr(OnnxBackend, "run", lambda *a, **o: [found * np.float32("nan") for found in run(*a, **o)])
+    code, report = verify(plain_onnx)
+    assert (code, report["verdict"], report["found"], report["lowest_cosine"]) == (1, "wrong", 32, 0)
+    assert differences(report) == ["arithmetic"]
+    table = CliRunner().invoke(main, [str(plain_onnx)]).output
+    assert "NaN or infinity in their batches 32, at most 0 is right, on 32 texts" in table
+
+
 def test_vectors_that_are_wrong_in_batches_only(plain_onnx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sbert_infer.backends.onnxruntime_cpu import OnnxBackend
 
@@ -140,10 +153,16 @@ def test_our_own_server(plain_onnx: Path, export_checkpoint: Callable[..., Path]
         code, report = verify(plain_onnx, running.url + route)
         assert (code, report["verdict"]) == (0, "right")
         assert report["target"] == running.url + route
+        assert report["stated"]["same"]
         # The same checkpoint with another pooling, and in 8 bits.
         other = export_checkpoint("bert", normalize=True, pooling=("cls",))
         code, report = verify(other, running.url + route)
         assert (code, report["verdict"]) == (1, "wrong")
+        assert report["stated"]["differences"] == ["pooling"]
+        near = export_checkpoint("bert", normalize=True, int8=True)  # near enough for who asks for less
+        done = CliRunner().invoke(main, [str(near), running.url + route, "--min-cosine", "0.5"])
+        assert done.exit_code == 0
+        assert "not this one: other precision" in done.stdout
     finally:
         running.stop()
 
@@ -243,6 +262,50 @@ def test_a_parquet_file(
     assert (code, differences(report)) == (1, ["model"])
     mixed[len(texts) // 2 :] = foreign[len(texts) // 2 :]  # only the second row group
     assert verify(plain_onnx, write(tmp_path / "mixed.parquet", texts, mixed))[0] == 1
+
+
+def test_one_large_row_group(
+    plain_onnx: Path, small_engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectors_file, "_BATCH_ROWS", 7)
+    texts = [f"{text} {number}" for number in range(4) for text in SHORT]
+    columns: dict[str, Any] = {"text_column": "text", "embedding_column": "embedding"}
+    found = small_engine.encode(texts)
+    path = write(tmp_path / "one.parquet", texts, found, groups=1)
+    sample = vectors_file.read_sample(path, 30, **columns)
+    rows = [texts.index(text) for text in sample.texts]
+    assert (len(rows), rows[0], rows[-1], rows) == (30, 0, len(texts) - 1, sorted(rows))
+    assert np.array_equal(sample.vectors, found[rows])
+
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(texts[:10]), encoding="utf-8")  # so that only these rows are read
+    read: list[int] = []
+    batches = pq.ParquetFile.iter_batches
+
+    def counted(*args: Any, **options: Any) -> Iterator[Any]:
+        for batch in batches(*args, **options):
+            read.append(len(batch))
+            yield batch
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
+    sample = vectors_file.read_sample(path, 30, **columns, texts_from=corpus)
+    assert np.array_equal(sample.vectors, found[:10])
+    assert read == [7, 7]
+
+
+def test_a_file_says_how_it_was_made(small_onnx: Path, export_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(SHORT), encoding="utf-8")
+    how = ["--prompt-name", "query", "--normalize", "--truncate-dim", "16", "--columns", "text"]
+    for output in (tmp_path / "vectors.parquet", tmp_path / "vectors.npy"):
+        command = [sys.executable, "-m", "sbert_infer.embed.cli", corpus, small_onnx, "-o", output, "-q", *how]
+        subprocess.run(list(map(str, command)), check=True)
+        code, report = verify(small_onnx, output, "--texts", corpus)
+        assert (code, report["verdict"], report["stated"]["same"]) == (0, "right", True)
+    code, report = verify(small_onnx, tmp_path / "vectors.parquet", "--prompt", "passage: ")
+    assert (code, differences(report)) == (1, ["prompt"])
+    code, report = verify(export_checkpoint("bert", normalize=True), tmp_path / "vectors.parquet")
+    assert {"prompts", "pooling"} <= {*report["stated"]["differences"]}
 
 
 def test_what_sbert_embed_writes(plain_onnx: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sbert_infer import Engine
 from sbert_infer.similarity import unit_rows
 from sbert_infer.verify.compare import Comparison, compare
-from sbert_infer.verify.texts import SHORT, long_texts
+from sbert_infer.verify.texts import SHORT, long_texts, over_limit
 from sbert_infer.verify.truth import Made, Truth
 
 Names = list[str]
@@ -59,6 +59,24 @@ def test_another_limit(truth: Truth, texts: list[str], limit: int) -> None:
     assert "256" in difference.how
 
 
+@pytest.mark.parametrize("limit", [128, 2048, 8192, 1_000_000])
+def test_lengths_of_texts(truth: Truth, limit: int) -> None:
+    counts = [truth.count_tokens(text) for text in long_texts(truth.count_tokens, limit)]
+    longest = min(limit, 5000)
+    assert longest - 30 < max(counts) <= longest
+    assert len(counts) <= 8
+    assert all(limit < truth.count_tokens(text) < 2 * limit for text in over_limit(truth.count_tokens, limit))
+
+
+@pytest.mark.parametrize("cut", [2048, 4096])
+def test_a_server_that_cuts_very_long_texts(export_checkpoint: Callable[..., Path], cut: int) -> None:
+    with Engine(export_checkpoint("bert", max_length=4500), on_truncate="ignore") as engine:
+        truth = Truth(engine, Made(""))
+        texts = [*SHORT, *long_texts(truth.count_tokens, truth.limit)]
+        (difference,) = compare(truth, texts, truth.encode(texts, limit=cut)).differences
+    assert f"cut to {cut} tokens, where the model takes 4500" in difference.how
+
+
 @pytest.mark.parametrize("prompt", ["query: ", "passage: "])
 def test_a_well_known_prompt(truth: Truth, texts: list[str], prompt: str) -> None:
     (difference,) = compare(truth, texts, truth.encode(texts, prompt=prompt)).differences
@@ -81,8 +99,12 @@ def test_another_model_or_other_texts(truth: Truth, texts: list[str], vectors: A
 
 
 def test_lengths_and_dimensions(truth: Truth, texts: list[str], vectors: Any) -> None:
-    assert names(compare(truth, texts, vectors * np.float32(3))) == ["normalisation"]
-    assert names(compare(truth, texts, vectors[:, :128].copy())) == ["dimensions"]
+    longer = compare(truth, texts, vectors * np.float32(3))
+    assert names(longer) == ["normalisation"]
+    assert "wrong: largest difference in length 2, at most 0.0" in str(longer.verdict)
+    fewer = compare(truth, texts, vectors[:, :128].copy())
+    assert names(fewer) == ["dimensions"]
+    assert "wrong: numbers of a vector 128, exactly 384 is right" in str(fewer.verdict)
     scaled = compare(truth, texts, unit_rows(vectors[:, :128]))
     assert names(scaled) == ["dimensions", "normalisation"]
 
