@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 @contextmanager
@@ -48,10 +49,11 @@ def tabulated_buckets(encoder: nn.Module, longest: int) -> Iterator[None]:
 def _tabulated(owner: Any, name: str, longest: int, **fixed: Any) -> Iterator[None]:
     """Replace a function of distances by a table of what it returns with these arguments."""
     bucket: Callable[..., Tensor] = getattr(owner, name)
-    table = bucket(torch.arange(-longest, longest + 1), **fixed).to(torch.int64)
+    table = bucket(torch.arange(-longest, longest + 1), **fixed).to(torch.int64)[:, None]
 
     def look_up(distances: Tensor, *_: Any, **__: Any) -> Tensor:
-        return table[distances.clamp(-longest, longest) + longest]
+        rows = distances.clamp(-longest, longest) + longest
+        return functional.embedding(rows, table).squeeze(-1)  # a Gather; an index would become a GatherND
 
     own = vars(owner)
     before = own.get(name)  # a function of a module; the method of an object is its class's

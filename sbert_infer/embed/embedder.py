@@ -13,7 +13,6 @@ import numpy.typing as npt
 from sbert_infer.artifact.exports import open_model
 from sbert_infer.artifact.manifest import ENCODER, Artifact, check_kind, check_one_route
 from sbert_infer.backends.devices import Device
-from sbert_infer.embed.write.origin import ORIGIN, Origin
 from sbert_infer.encode.output import Window
 from sbert_infer.encode.precision import reduce_precision
 from sbert_infer.encode.self_check import Verify
@@ -93,9 +92,6 @@ class Embedder:
         self.text_column, self.embedding_column, self.precision = text_column, embedding_column, precision
         self.engine = open_engine(artifact, device=device, workers=workers, verify=verify)
         self._vectors = Vectors(precision, normalize, truncate_dim, prompt_name, prompt)
-        before, dim = self.engine.resolve_prompt(prompt, prompt_name), self._vectors.dim(self.engine)
-        made = Origin(self.engine.fingerprint, before, dim, normalize, precision, text_column, embedding_column)
-        self._origin = {ORIGIN: made.to_json()}
 
     def __call__(self, batch: Any) -> Any:
         """The batch with one more column. A row without a text is an error."""
@@ -103,13 +99,22 @@ class Embedder:
         texts = column.to_pylist() if hasattr(column, "to_pylist") else list(column)
         vectors = self.encode(texts)
         if hasattr(batch, "append_column"):  # an Arrow table
-            from sbert_infer.embed.write.vectors import fixed_lists
-
-            table = batch.append_column(self.embedding_column, fixed_lists(vectors))
-            return table.replace_schema_metadata({**(table.schema.metadata or {}), **self._origin})
+            return self._append(batch, vectors)
         if hasattr(batch, "assign"):  # a pandas frame
             return batch.assign(**{self.embedding_column: list(vectors)})
         return {**batch, self.embedding_column: vectors}
+
+    def _append(self, table: Any, vectors: Array) -> Any:
+        """Return an Arrow table with a column of vectors, and from what these were made."""
+        from sbert_infer.embed.write.origin import ORIGIN, Origin
+        from sbert_infer.embed.write.vectors import fixed_lists
+
+        made = self._vectors
+        prompt, dim = self.engine.resolve_prompt(made.prompt, made.prompt_name), made.dim(self.engine)
+        columns = self.text_column, self.embedding_column
+        origin = Origin(self.engine.fingerprint, prompt, dim, made.normalize, self.precision, *columns)
+        longer = table.append_column(self.embedding_column, fixed_lists(vectors))
+        return longer.replace_schema_metadata({**(table.schema.metadata or {}), ORIGIN: origin.to_json()})
 
     def encode(self, texts: Sequence[str]) -> Array:
         """The vectors of `texts`, [texts, dim]."""

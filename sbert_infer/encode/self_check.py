@@ -28,7 +28,7 @@ from sbert_infer.encode.dense import DenseOutput
 from sbert_infer.encode.multi_vector import MultiVectorOutput
 from sbert_infer.encode.open_pipeline import load_tokenizer, make_pipeline
 from sbert_infer.encode.options import EncodeOptions
-from sbert_infer.encode.output import Output
+from sbert_infer.encode.output import Output, Window
 from sbert_infer.encode.pipeline import Pipeline
 from sbert_infer.encode.sparse import SparseOutput, SparseRows
 from sbert_infer.errors import TextError, WrongVectorsError
@@ -133,14 +133,18 @@ def _run_rows(
         own = [row for row in rows if canaries.tasks[row] == task]
         output = first_output(manifest, task, pipeline.tokenizer)
         try:
-            (window,) = pipeline.run([canaries.texts[row] for row in own], output)
+            windows = pipeline.run([canaries.texts[row] for row in own], output)
+            results = [result for window in windows for result in _results(window)]
         except TextError as error:
             if not error.not_finite:
                 raise
             yield from ((row, np.full_like(canaries.results[row], np.nan)) for row in own)
             continue
-        results = window.vectors.to_dense() if isinstance(window.vectors, SparseRows) else window.vectors
         yield from ((row, np.atleast_2d(result)) for row, result in zip(own, results, strict=True))
+
+
+def _results(window: Window) -> Any:
+    return window.vectors.to_dense() if isinstance(window.vectors, SparseRows) else window.vectors
 
 
 def first_output(manifest: Manifest, task: str | None, tokenizer: Tokenizer) -> Output:
