@@ -39,6 +39,7 @@ _BACKLOG = 2048
 _OTHER_FILES = 200
 _LAST_HANDSHAKES_S = 2.0  # for connections that wait to be accepted when the server is told to stop
 _HANDSHAKE_S = 10.0  # at most: until it ends, --max-connections does not count a connection
+_ACCEPT_AGAIN_S = 0.1  # after an error, of which too many open files is the likely one
 
 
 class Server:
@@ -64,7 +65,8 @@ class Server:
     def run(self) -> None:
         """Serve in this thread until stopped. Signals are handled in the main thread only."""
         settings = self.settings
-        _allow_files(settings.max_connections + _OTHER_FILES)
+        handshakes = 0 if settings.tls_cert is None else settings.max_connections
+        _allow_files(settings.max_connections + handshakes + _OTHER_FILES)
         with ExitStack() as stack:  # before the models are opened, which may take minutes
             self._tracing = _open_tracing(settings)
             if self._tracing is not None:
@@ -99,7 +101,7 @@ class Server:
         await self.models.open()
         self.metrics.watch(self.models)
         ports = self._ports(listener, for_metrics)
-        self._uvicorn = _Uvicorn(ports, min(self.settings.read_timeout_s, _HANDSHAKE_S), lambda: self._announce(ports))
+        self._uvicorn = _Uvicorn(ports, self.settings, lambda: self._announce(ports))
         self.metrics.watch_connections(self._uvicorn.server_state.connections)
         if self._stopping is not None and self._stopping.done():
             self._uvicorn.should_exit = True  # told to stop while the models were opened
@@ -174,17 +176,25 @@ class _Port(NamedTuple):
 class _Uvicorn(uvicorn.Server):
     """Uvicorn on several ports, without its signals, which would end the process by the signal."""
 
-    def __init__(self, ports: list[_Port], handshake_s: float, on_started: Callable[[], object]) -> None:
+    def __init__(self, ports: list[_Port], settings: Settings, on_started: Callable[[], object]) -> None:
         super().__init__(ports[0].config)
-        self._ports, self._handshake_s, self._on_started = ports, handshake_s, on_started
+        self._ports, self._on_started = ports, on_started
+        self._handshake_s = min(settings.read_timeout_s, _HANDSHAKE_S)
+        self._most_handshakes = settings.max_connections
+        self._handshakes: dict[asyncio.Task[Any], None] = {}  # the oldest first
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen as uvicorn does, but with a shorter timeout for handshakes than its minute."""
+        """Listen as uvicorn does, but for https with a bound on what has not shaken hands."""
         loop = asyncio.get_running_loop()
-        self.servers = [
-            await loop.create_server(self._maker(port), sock=port.listener, backlog=_BACKLOG, **self._tls(port))
-            for port in self._ports
-        ]
+        self.servers = []
+        for port in self._ports:
+            if port.tls is None:
+                maker = self._maker(port)
+                self.servers.append(await loop.create_server(maker, sock=port.listener, backlog=_BACKLOG))
+            else:
+                port.listener.setblocking(False)
+                port.listener.listen(_BACKLOG)
+                self._accept_on(port)
         self.started = True
         self._on_started()
 
@@ -193,17 +203,54 @@ class _Uvicorn(uvicorn.Server):
         waiting = [(port, connection) for port in self._ports for connection in _accept_all(port.listener)]
         for server in self.servers:
             server.close()
-        loop = asyncio.get_running_loop()
-        welcomes = [
-            asyncio.ensure_future(loop.connect_accepted_socket(self._maker(port), connection, **self._tls(port)))
-            for port, connection in waiting
-        ]
-        if welcomes:
-            await asyncio.wait(welcomes, timeout=_LAST_HANDSHAKES_S)
+        for port in self._ports:
+            if port.tls is not None:
+                asyncio.get_running_loop().remove_reader(port.listener)
+                port.listener.close()
+        for port, connection in waiting:
+            self._welcome(port, connection)
+        if self._handshakes:
+            await asyncio.wait(self._handshakes, timeout=_LAST_HANDSHAKES_S)
         await super().shutdown(sockets)
 
-    def _tls(self, port: _Port) -> dict[str, Any]:
-        return {} if port.tls is None else {"ssl": port.tls, "ssl_handshake_timeout": self._handshake_s}
+    def _accept_on(self, port: _Port) -> None:
+        """Accept connections of a port from now on."""
+        if not self.should_exit:
+            asyncio.get_running_loop().add_reader(port.listener, self._accept, port)
+
+    def _accept(self, port: _Port) -> None:
+        """Accept a connection; if too many are shaking hands, the oldest of them has to go."""
+        try:
+            connection, _ = port.listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # the client has left
+        except OSError as error:
+            logger.warning("a connection could not be accepted: %s", error)
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(port.listener)
+            loop.call_later(_ACCEPT_AGAIN_S, self._accept_on, port)
+            return
+        connection.setblocking(False)
+        self._welcome(port, connection)
+        if len(self._handshakes) > self._most_handshakes:
+            oldest = next(iter(self._handshakes))
+            del self._handshakes[oldest]
+            oldest.cancel()
+
+    def _welcome(self, port: _Port, connection: socket.socket) -> None:
+        """Shake hands, for https, and begin to serve a connection."""
+        tls: dict[str, Any] = {}
+        if port.tls is not None:
+            tls = {"ssl": port.tls, "ssl_handshake_timeout": self._handshake_s}
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(loop.connect_accepted_socket(self._maker(port), connection, **tls))
+        self._handshakes[task] = None
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._handshakes.pop(task, None)
+        if not task.cancelled():
+            task.exception()  # a client that failed is no error of ours, and asyncio would report it
 
     def _maker(self, port: _Port) -> Callable[[], asyncio.Protocol]:
         """Make the function that makes the connections of a port."""

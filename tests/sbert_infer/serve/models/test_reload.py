@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,23 @@ def test_a_handshake_is_not_waited_for_as_long_as_a_body(
     assert url.port is not None
     with socket.create_connection((url.host, url.port), timeout=60) as silent:
         assert silent.recv(1) == b""
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl, to make a certificate")
+def test_clients_that_connect_and_never_shake_hands_make_room_for_others(
+    start_server: Callable[..., Running], tmp_path: Path
+) -> None:
+    make_certificate(tmp_path, "first")
+    server = start_server(tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem", max_connections=4)
+    url = httpx.URL(server.url)
+    assert url.port is not None
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection((url.host, url.port), timeout=5)) for _ in range(10)]
+        assert served_certificate(server).split() == (tmp_path / "cert.pem").read_text().split()
+        assert [one.recv(1) for one in silent[:6]] == [b""] * 6  # long before the timeout of a handshake
+        silent[-1].settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            silent[-1].recv(1)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl, to make a certificate")
