@@ -31,7 +31,7 @@ from sbert_infer.export.options import ExportOptions, Step, default_output, sile
 from sbert_infer.export.plan_exporter import PlanWriter
 from sbert_infer.export.precision.bf16 import to_bf16
 from sbert_infer.export.precision.int8 import Rounded, quantize, round_products, rounding_work
-from sbert_infer.export.precision.keep_back import keep_back, most_kept
+from sbert_infer.export.precision.keep_back import AIM, keep_back, most_kept
 from sbert_infer.export.verify.parity import Bounds
 from sbert_infer.export.write import check_free, check_target, join, stage, staging_folder
 
@@ -187,7 +187,8 @@ def _write_onnx(model: Family, graphs: _Graphs, options: ExportOptions, target: 
     if options.int8:
         return _write_int8(model, graphs, options, partial(_write, model, draft, options, target, step), step)
     try:
-        return _write(model, draft, options, target, step, graph)
+        bounds = Bounds.of(options.precision, options.min_cosine)
+        return _write(model, draft, options, target, step, graph, bounds)
     except ParityError as error:
         if not options.bf16 or not error.worst:
             raise
@@ -198,7 +199,12 @@ def _write_onnx(model: Family, graphs: _Graphs, options: ExportOptions, target: 
 def _write_int8(
     model: Family, graphs: _Graphs, options: ExportOptions, write: Callable[..., Manifest], step: Step
 ) -> Manifest:
-    """Round the products to 8 bits, but for those that cost too much, and `write` the graph."""
+    """Round the products to 8 bits, but for those that cost too much, and `write` the graph.
+
+    The fewest are kept in FP32 that reach `AIM`, or what the user asks for. If a quarter of them do
+    not reach it, what they do reach is accepted within the bound, which half of them may be kept
+    for.
+    """
     graph, calibration = graphs.copy(portable=False), model.calibration(options.calibration)
     with step("quantize", "to 8 bits", rounding_work(graph, calibration)) as progress:
         rounded = round_products(graph, calibration, progress)
@@ -206,8 +212,10 @@ def _write_int8(
     kept: list[int] = []
     worst: list[Any] = []
     while True:
+        aims = options.min_cosine is None and len(kept) < most_kept(rounded, for_aim=True)
+        bounds = Bounds.of("int8", AIM if aims else options.min_cosine)
         try:
-            return write(graph, _weight_names(model, graphs, rounded, kept))
+            return write(graph, bounds, _weight_names(model, graphs, rounded, kept))
         except ParityError as error:
             if not error.worst:  # it does not run at all, or the checkpoint itself gives NaN
                 raise
@@ -216,7 +224,8 @@ def _write_int8(
             worst, excess = [*error.worst, *worst], error.excess
         inputs = [batch for probe in dict.fromkeys(worst) for batch in model.inputs([probe])]
         with step("keep", "in FP32 what costs the most in 8 bits", len(rounded.groups)) as progress:
-            kept = keep_back(graphs.copy(portable=False), rounded, inputs, kept, excess, progress)
+            most = most_kept(rounded, for_aim=aims)
+            kept = keep_back(graphs.copy(portable=False), rounded, inputs, kept, excess, most, progress)
         graph = quantize(graphs.copy(portable=False), rounded, kept)
 
 
@@ -245,10 +254,10 @@ def _write(
     target: Path,
     step: Step,
     graph: ir.Model,
+    bounds: Bounds,
     kept: Sequence[str] = (),
 ) -> Manifest:
     """Compare `graph` with the reference, and put it in place. `kept` are weights left in FP32."""
-    bounds = Bounds.of(options.precision, options.min_cosine)
     with stage(graph, draft, model.tokenizer_json, target) as artifact:
         what = f"{len(model.probes)} {model.unit} against eager PyTorch"
         with step("verify", what, 2 * model.work) as progress, warnings.catch_warnings(record=options.bf16) as caught:

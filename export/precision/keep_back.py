@@ -18,13 +18,16 @@ from sbert_infer.export.options import Progress, no_progress
 from sbert_infer.export.precision.inner_session import InnerSession
 from sbert_infer.export.precision.int8 import KEPT, Batch, Rounded, quantize_by_choice
 
+# The lowest cosine of natural texts to reach, if a quarter of the groups suffices for it. A
+# certificate has some hundred: of thousands, the worst is three to four times as far off.
+AIM = 0.996
 _MARGIN = 1.1  # other texts may gain a little less
 _MAX_TOKENS = 512  # of the texts to measure on: a base-size model runs them fifty times in half a minute
 
 
-def most_kept(rounded: Rounded) -> int:
+def most_kept(rounded: Rounded, *, for_aim: bool = False) -> int:
     """How many groups may be kept at most: with more than half, 8 bits are hardly faster."""
-    return len(rounded.groups) // 2
+    return len(rounded.groups) // (4 if for_aim else 2)
 
 
 def keep_back(
@@ -33,13 +36,14 @@ def keep_back(
     batches: Sequence[Batch],
     kept: Sequence[int],
     excess: float,
+    most: int,
     progress: Progress = no_progress,
 ) -> list[int]:
     """The groups to keep in FP32, those already `kept` first, so that the error falls enough.
 
     `model` is the FP32 graph, which is changed. `batches` hold one text each, the worst first,
-    whose error is `excess` times as large as it may be. Half of the groups at most are kept, even
-    if that does not suffice. `progress` takes the number of groups done.
+    whose error is `excess` times as large as it may be. No more than `most` groups are kept, even
+    if they do not suffice. `progress` takes the number of groups done.
     """
     error = _Errors(quantize_by_choice(model, rounded), len(rounded.groups), _some(batches))
     before = error.with_kept(kept)
@@ -51,7 +55,7 @@ def keep_back(
     chosen = list(kept)
     for index in sorted(left, key=left.__getitem__):
         chosen.append(index)
-        if len(chosen) >= most_kept(rounded) or error.with_kept(chosen) * excess * _MARGIN <= before:
+        if len(chosen) >= most or error.with_kept(chosen) * excess * _MARGIN <= before:
             break
     return chosen
 

@@ -17,8 +17,10 @@ from sbert_infer import Engine
 from sbert_infer.artifact import open_artifact
 from sbert_infer.export.checkpoint.reader import read_checkpoint
 from sbert_infer.export.cli import main
+from sbert_infer.export.exporter import export
+from sbert_infer.export.options import ExportOptions
 from sbert_infer.export.precision.int8 import quantize, round_products
-from sbert_infer.export.precision.keep_back import keep_back
+from sbert_infer.export.precision.keep_back import keep_back, most_kept
 from sbert_infer.export.reference.encoder import load_reference
 from tests.models.checkpoints import LAYERS, TEXTS
 from tests.models.graphs import Array, constants, cosine, nodes, run
@@ -74,7 +76,7 @@ def chosen(spoilt: dict[int, float], excess: float, kept: tuple[int, ...] = ()) 
     rounded = round_products(ir.from_proto(model), [batch])
     assert rounded.groups == tuple((f"w{index}",) for index in range(DEPTH))
     done: list[int] = []
-    groups = keep_back(ir.from_proto(model), rounded, [batch], kept, excess, done.append)
+    groups = keep_back(ir.from_proto(model), rounded, [batch], kept, excess, most_kept(rounded), done.append)
     assert sum(done) == DEPTH
     errors = []
     for keep in (kept, groups):
@@ -155,3 +157,22 @@ def test_the_export_says_so(kept_back: tuple[Path, str, str]) -> None:
     assert said in summary
     assert said in CliRunner().invoke(main, ["--inspect", str(target)]).stdout
     assert [line.split()[0] for line in steps.splitlines()][-4:] == ["quantize", "keep", "verify", "save"]
+
+
+@pytest.mark.parametrize("asked", [None, 0.9])
+def test_what_can_not_be_reached_is_given_a_quarter_of_them_unless_less_is_asked_for(
+    asked: float | None, make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbert_infer.export.exporter.AIM", 1 - 1e-12)
+    options = ExportOptions(int8=True, max_length=12, min_cosine=asked)
+    parity = export(make_checkpoint(), tmp_path / "model.onnx", options).parity
+    groups = 4 * LAYERS  # query, key and value are one
+    products = nodes(onnx.load(tmp_path / "model.onnx"), "MatMulIntegerToFloat")
+    if asked is None:
+        assert 6 * LAYERS - 3 * groups // 4 <= len(products) <= 6 * LAYERS - groups // 4
+        assert 0.985 == parity["threshold"] <= parity["min_cosine"] < 1 - 1e-9
+        assert parity["kept_fp32"]
+    else:
+        assert len(products) == 6 * LAYERS
+        assert parity["threshold"] == 0.9
+        assert "kept_fp32" not in parity
