@@ -202,8 +202,7 @@ def _write_int8(
     """Round the products to 8 bits, but for those that cost too much, and `write` the graph.
 
     The fewest are kept in FP32 that reach `AIM`, or what the user asks for. If a quarter of them do
-    not reach it, what they do reach is accepted within the bound, which half of them may be kept
-    for.
+    not reach it, they stay, and the bound has to be reached, for which half of them may be kept.
     """
     graph, calibration = graphs.copy(portable=False), model.calibration(options.calibration)
     with step("quantize", "to 8 bits", rounding_work(graph, calibration)) as progress:

@@ -103,11 +103,11 @@ def _compare(expected: ExpectedScores, alone: Scores, mixed: Scores, threshold: 
     return ScoreCertificate(
         pairs=len(right),
         max_length=expected.max_length,
-        max_abs=max(float(np.abs(found - right).max()) for found in (alone, mixed)),
+        max_abs=float(np.abs(np.stack([alone, mixed]) - right).max()),
         spread=float(right.std(axis=0).mean()),
         batch_max_abs=float(np.abs(alone - mixed).max()),
-        correlation=min(_correlation(a, b) for a, b in labels),
-        rank_agreement=min(_rank_agreement(a, b) for a, b in labels),
+        correlation=float(np.min([_correlation(a, b) for a, b in labels])),  # NaN if one is
+        rank_agreement=float(np.min([_rank_agreement(a, b) for a, b in labels])),
         threshold=threshold,
     )
 

@@ -21,15 +21,17 @@ from sbert_infer import CheckpointError, ExportError, ParityError, Reranker
 from sbert_infer.artifact import open_artifact
 from sbert_infer.export.cli import main
 from sbert_infer.export.exporter import ExportOptions, export
+from sbert_infer.export.families.cross_encoder import parity
 from sbert_infer.export.families.cross_encoder.checkpoint import is_cross_encoder, read_cross_encoder
 from sbert_infer.export.families.cross_encoder.family import CrossEncoder
 from sbert_infer.export.families.cross_encoder.parity import probe_pairs
 from sbert_infer.export.families.cross_encoder.reference import load_pair_reference
 from sbert_infer.export.graph.fuse import count_fused
+from sbert_infer.export.verify.parity import in_batches
 from tests.models.checkpoints import edit_json
 from tests.models.cross_encoders import LAYOUTS, PAIRS, cross_encoder, write_cross_encoder
 from tests.models.families import MAX_LENGTH
-from tests.models.graphs import nodes, open_session
+from tests.models.graphs import Array, nodes, open_session
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +177,20 @@ def test_the_command(bert: Path, tmp_path: Path) -> None:
     scores = session.run(["scores"], {name: inputs[name].astype(np.int64) for name in inputs})[0]
     expected = reference.predict(PAIRS, activation_fn=nn.Identity())
     np.testing.assert_allclose(scores[:, 0], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.usefixtures("traced")
+def test_nan_in_a_batch_alone_is_refused(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoil(run: object, pairs: object, batches: list[list[int]], *more: object) -> Array:
+        scores = in_batches(run, pairs, batches, *more)  # type: ignore[arg-type]
+        if len(batches) < len(scores):
+            scores[-1] = np.nan
+        return scores
+
+    monkeypatch.setattr(parity, "in_batches", spoil)
+    with pytest.raises(ParityError):
+        export(bert, tmp_path / "bert.int8.onnx", ExportOptions(int8=True, min_cosine=0.9))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("traced")
