@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _OTHER_FILES = 200
-_LAST_HANDSHAKES_S = 2.0  # for connections that wait to be accepted when the server is told to stop
+_LAST_HANDSHAKES_S = 2.0  # for connections that wait or shake hands when the server is told to stop
 _HANDSHAKE_S = 10.0  # at most: until it ends, --max-connections does not count a connection
-_ACCEPT_AGAIN_S = 0.1  # after an error, of which too many open files is the likely one
+_ACCEPT_AGAIN_S = 1.0  # after an error
 
 
 class Server:
@@ -182,19 +182,16 @@ class _Uvicorn(uvicorn.Server):
         self._handshake_s = min(settings.read_timeout_s, _HANDSHAKE_S)
         self._most_handshakes = settings.max_connections
         self._handshakes: dict[asyncio.Task[Any], None] = {}  # the oldest first
+        self._watched: set[_Port] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen as uvicorn does, but for https with a bound on what has not shaken hands."""
         loop = asyncio.get_running_loop()
         self.servers = []
         for port in self._ports:
-            if port.tls is None:
-                maker = self._maker(port)
-                self.servers.append(await loop.create_server(maker, sock=port.listener, backlog=_BACKLOG))
-            else:
-                port.listener.setblocking(False)
-                port.listener.listen(_BACKLOG)
-                self._accept_on(port)
+            if port.tls is None or not self._watch(port):
+                maker, tls = self._maker(port), self._tls(port)
+                self.servers.append(await loop.create_server(maker, sock=port.listener, backlog=_BACKLOG, **tls))
         self.started = True
         self._on_started()
 
@@ -203,20 +200,29 @@ class _Uvicorn(uvicorn.Server):
         waiting = [(port, connection) for port in self._ports for connection in _accept_all(port.listener)]
         for server in self.servers:
             server.close()
-        for port in self._ports:
-            if port.tls is not None:
-                asyncio.get_running_loop().remove_reader(port.listener)
-                port.listener.close()
+        for port in self._watched:
+            asyncio.get_running_loop().remove_reader(port.listener)
+            port.listener.close()
         for port, connection in waiting:
             self._welcome(port, connection)
         if self._handshakes:
             await asyncio.wait(self._handshakes, timeout=_LAST_HANDSHAKES_S)
+        for late in list(self._handshakes):
+            late.cancel()
         await super().shutdown(sockets)
 
-    def _accept_on(self, port: _Port) -> None:
-        """Accept connections of a port from now on."""
-        if not self.should_exit:
+    def _watch(self, port: _Port) -> bool:
+        """Accept connections of a port from now on; return whether the event loop can do so."""
+        if self.should_exit:
+            return True
+        port.listener.setblocking(False)
+        port.listener.listen(_BACKLOG)
+        try:
             asyncio.get_running_loop().add_reader(port.listener, self._accept, port)
+        except NotImplementedError:  # Windows
+            return False
+        self._watched.add(port)
+        return True
 
     def _accept(self, port: _Port) -> None:
         """Accept a connection; if too many are shaking hands, the oldest of them has to go."""
@@ -225,32 +231,40 @@ class _Uvicorn(uvicorn.Server):
         except (BlockingIOError, ConnectionAbortedError):
             return  # the client has left
         except OSError as error:
+            if self._handshakes:  # too many open files: once one is closed, this is called again
+                self._drop_oldest()
+                return
             logger.warning("a connection could not be accepted: %s", error)
             loop = asyncio.get_running_loop()
             loop.remove_reader(port.listener)
-            loop.call_later(_ACCEPT_AGAIN_S, self._accept_on, port)
+            loop.call_later(_ACCEPT_AGAIN_S, self._watch, port)
             return
         connection.setblocking(False)
         self._welcome(port, connection)
         if len(self._handshakes) > self._most_handshakes:
-            oldest = next(iter(self._handshakes))
-            del self._handshakes[oldest]
-            oldest.cancel()
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        oldest = next(iter(self._handshakes))
+        del self._handshakes[oldest]
+        oldest.cancel()
 
     def _welcome(self, port: _Port, connection: socket.socket) -> None:
         """Shake hands, for https, and begin to serve a connection."""
-        tls: dict[str, Any] = {}
-        if port.tls is not None:
-            tls = {"ssl": port.tls, "ssl_handshake_timeout": self._handshake_s}
         loop = asyncio.get_running_loop()
-        task = asyncio.ensure_future(loop.connect_accepted_socket(self._maker(port), connection, **tls))
+        task = asyncio.ensure_future(loop.connect_accepted_socket(self._maker(port), connection, **self._tls(port)))
         self._handshakes[task] = None
         task.add_done_callback(self._forget)
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
+        """Drop a task that has ended. A client that failed is no error of ours."""
         self._handshakes.pop(task, None)
-        if not task.cancelled():
-            task.exception()  # a client that failed is no error of ours, and asyncio would report it
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, OSError):
+            logger.warning("a connection could not be served", exc_info=error)
+
+    def _tls(self, port: _Port) -> dict[str, Any]:
+        return {} if port.tls is None else {"ssl": port.tls, "ssl_handshake_timeout": self._handshake_s}
 
     def _maker(self, port: _Port) -> Callable[[], asyncio.Protocol]:
         """Make the function that makes the connections of a port."""
