@@ -26,7 +26,10 @@ _MAX_TOKENS = 512  # of the texts to measure on: a base-size model runs them fif
 
 
 def most_kept(rounded: Rounded, *, for_aim: bool = False) -> int:
-    """How many groups may be kept at most: with more than half, 8 bits are hardly faster."""
+    """How many groups may be kept at most: with more than half, 8 bits are hardly faster.
+
+    `for_aim` is what may be spent on more than the bound.
+    """
     return len(rounded.groups) // (4 if for_aim else 2)
 
 

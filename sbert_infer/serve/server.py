@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -182,16 +183,21 @@ class _Uvicorn(uvicorn.Server):
         self._handshake_s = min(settings.read_timeout_s, _HANDSHAKE_S)
         self._most_handshakes = settings.max_connections
         self._handshakes: dict[asyncio.Task[Any], None] = {}  # the oldest first
-        self._watched: set[_Port] = set()
+        # On Windows the event loop can't watch a socket, and https is as uvicorn has it.
+        self._watched = [port for port in ports if port.tls is not None and sys.platform != "win32"]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen as uvicorn does, but for https with a bound on what has not shaken hands."""
         loop = asyncio.get_running_loop()
-        self.servers = []
-        for port in self._ports:
-            if port.tls is None or not self._watch(port):
-                maker, tls = self._maker(port), self._tls(port)
-                self.servers.append(await loop.create_server(maker, sock=port.listener, backlog=_BACKLOG, **tls))
+        self.servers = [
+            await loop.create_server(self._maker(port), sock=port.listener, backlog=_BACKLOG, **self._tls(port))
+            for port in self._ports
+            if port not in self._watched
+        ]
+        for port in self._watched:
+            port.listener.setblocking(False)
+            port.listener.listen(_BACKLOG)
+            self._watch(port)
         self.started = True
         self._on_started()
 
@@ -211,18 +217,10 @@ class _Uvicorn(uvicorn.Server):
             late.cancel()
         await super().shutdown(sockets)
 
-    def _watch(self, port: _Port) -> bool:
-        """Accept connections of a port from now on; return whether the event loop can do so."""
-        if self.should_exit:
-            return True
-        port.listener.setblocking(False)
-        port.listener.listen(_BACKLOG)
-        try:
+    def _watch(self, port: _Port) -> None:
+        """Accept connections of a port from now on."""
+        if not self.should_exit:
             asyncio.get_running_loop().add_reader(port.listener, self._accept, port)
-        except NotImplementedError:  # Windows
-            return False
-        self._watched.add(port)
-        return True
 
     def _accept(self, port: _Port) -> None:
         """Accept a connection; if too many are shaking hands, the oldest of them has to go."""
