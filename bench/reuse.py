@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 import click
 import numpy as np
 
+from sbert_infer.bench.console import plain_errors
 from sbert_infer.bench.errors import BenchError
 from sbert_infer.bench.workloads import make_workload
 
@@ -26,6 +27,7 @@ _EVERY, _KINDS = 100, 1000  # one text in so many changes; so many get numbers, 
 @click.argument("model")
 @click.option("--rows", type=click.IntRange(min=1), default=100_000, show_default=True, help="Texts of the corpus.")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="How often each runs.")
+@plain_errors()
 def main(model: str, rows: int, rounds: int) -> None:
     """Embed a corpus with MODEL, change 1 % of it, and embed it again with and without --reuse."""
     with TemporaryDirectory() as name:

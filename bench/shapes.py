@@ -21,6 +21,7 @@ import numpy as np
 from sbert_infer.artifact import open_artifact
 from sbert_infer.backends.base import Backend, Batch
 from sbert_infer.backends.select import BackendOptions, open_backend
+from sbert_infer.bench.console import plain_errors
 
 _LINES = 5
 _STATUS = Path("/proc/self/status")
@@ -30,6 +31,7 @@ _STATUS = Path("/proc/self/status")
 @click.argument("artifact", type=click.Path(exists=True, path_type=Path))
 @click.option("--batches", type=click.IntRange(min=_LINES), default=10_000, help="How many to run. [10000]")
 @click.option("--workers", type=click.IntRange(min=1), help="That the model is opened for. [as by an Engine]")
+@plain_errors()
 def main(artifact: Path, batches: int, workers: int | None) -> None:
     """Run ARTIFACT on batches of many shapes, each on all workers at once."""
     opened = open_artifact(artifact)

@@ -20,3 +20,10 @@ def test_a_few_batches(options: tuple[str, ...], workers: int, export_checkpoint
     assert f"on CPU, {workers} workers" in first
     assert re.search(r"\d shapes: \d+ MB", first)
     assert [line.split()[0] for line in lines] == ["2", "4", "6", "8", "10"]
+
+
+def test_what_is_no_model_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_text("no model", encoding="utf-8")
+    done = CliRunner().invoke(main, [str(tmp_path / "model.onnx")])
+    assert done.exit_code == 1
+    assert re.fullmatch(r"error: .*model\.onnx: .*not an artifact.*\n", done.output)
